@@ -1,0 +1,100 @@
+"""Is an output right? One verdict for the notebooks, the command line and the grader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labs_common.reference import Reference
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an output is right, and if not, where it is worst.
+
+    Attributes:
+        ok: every element is finite and within its row's tolerance.
+        max_error: largest of |output − expected| over the row's magnitude; NaN where something is not finite.
+        tolerance: the limit that ``max_error`` was held against, at the worst element's row.
+        worst: batch, query head and dimension of the worst element; None where nothing was compared.
+        diagnosis: one sentence for a person.
+    """
+
+    ok: bool
+    max_error: float
+    tolerance: float
+    worst: tuple[int, int, int] | None
+    diagnosis: str
+
+
+def tolerance(expected: Reference) -> np.ndarray:
+    """How far each row of the output may be off, relative to ``expected.magnitude``.
+
+    With ``u`` the unit roundoff of the fp32 arithmetic (2^-24) and T the context length:
+
+    * adding T weighted values one after the other errs by at most T·u, and by about sqrt(T)·u when rounding
+      errors are independent (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sections 3.1 and 2.8); allowed: 4·sqrt(T)·u;
+    * a score errs by about u relative to scale·sum|q·k| and enters the weight through exp, whose relative error is the score's absolute one; numerator and denominator both carry it;
+      allowed: 8·score_size·u;
+    * 16·u for the exponentials (``__expf`` errs by 2 units and more in the last place) and the division.
+
+    An output stored as float16 may be off by half a unit in its last place besides.
+    """
+    unit = 2.0**-24
+    context = np.array(expected.problem.context_lengths, float)[:, None]
+    relative = unit * (16 + 4 * np.sqrt(context) + 8 * expected.score_size)
+    if expected.problem.dtype == "float16":
+        relative = relative + 2.0**-11
+    return np.broadcast_to(relative, expected.magnitude.shape)
+
+
+def compare(output: np.ndarray, expected: Reference) -> Verdict:
+    """Hold an output against the reference, row by row (a row is one query head of one sequence).
+
+    Args:
+        output: ``[batch, query_heads, head_dim]``, any float dtype.
+        expected: from ``reference`` on the same problem and inputs.
+    """
+    output = np.asarray(output)
+    if output.shape != expected.output.shape:
+        return Verdict(False, np.nan, np.nan, None, f"shape {output.shape}, expected {expected.output.shape}")
+    if output.size == 0:
+        return Verdict(True, 0.0, 0.0, None, "right (an empty batch)")
+    output = output.astype(np.float64)
+    finite = np.isfinite(output)
+    if not finite.all():
+        worst = tuple(int(i) for i in np.argwhere(~finite)[0])
+        count = finite.size - int(finite.sum())
+        return Verdict(
+            False,
+            np.nan,
+            np.nan,
+            worst,
+            f"{count} of {finite.size} elements are not finite, the first at {_place(worst)}",
+        )
+    allowed = tolerance(expected)
+    # An empty context has magnitude 0 and must be exactly 0: any error there is infinite.
+    difference = np.abs(output - expected.output)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.where(difference == 0, 0.0, difference / expected.magnitude[:, :, None])
+    excess = error / allowed[:, :, None]
+    worst = tuple(int(i) for i in np.unravel_index(np.argmax(excess), excess.shape))
+    limit, worst_error = float(allowed[worst[:2]]), float(error[worst])
+    if worst_error <= limit:
+        return Verdict(
+            True, worst_error, limit, worst, f"right: largest error {worst_error:.1e} of {limit:.1e} allowed"
+        )
+    rows = int((excess.max(axis=2) > 1).sum())
+    return Verdict(
+        False,
+        worst_error,
+        limit,
+        worst,
+        f"{rows} of {error.shape[0] * error.shape[1]} rows are wrong, the worst at {_place(worst)}: "
+        f"{output[worst]:.6g} instead of {expected.output[worst]:.6g}",
+    )
+
+
+def _place(index: tuple[int, ...]) -> str:
+    return f"batch {index[0]}, head {index[1]}, dimension {index[2]}"

@@ -1,0 +1,76 @@
+"""Paged decode attention in float64 NumPy: what every kernel is held against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labs_common.inputs import Inputs, validate_inputs
+from labs_common.problem import Problem
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The right answer and how far a careful kernel may stray from it.
+
+    Attributes:
+        problem: what was computed.
+        output: ``[batch, query_heads, head_dim]`` float64.
+        log_sum_exp: ``[batch, query_heads]`` float64, natural logarithm; −inf for an empty context.
+        magnitude: ``[batch, query_heads]`` float64, the largest of sum(p·|v|) over the dimensions: what rounding errors of the weighted sum are relative to.
+        score_size: ``[batch, query_heads]`` float64, the largest of scale·sum(|q·k|) over the tokens: what
+            rounding errors of a score are relative to.
+    """
+
+    problem: Problem
+    output: np.ndarray
+    log_sum_exp: np.ndarray
+    magnitude: np.ndarray
+    score_size: np.ndarray
+
+
+def reference(problem: Problem, inputs: Inputs) -> Reference:
+    """Attention of every query head over its sequence's pages, in float64.
+
+    ``output = softmax(scale · q·Kᵀ) · V`` (Vaswani et al. 2017, eq. 1) with K and V gathered through the block
+    table. An empty context gives an output of exactly 0 and a log-sum-exp of −inf.
+
+    Raises:
+        ValueError: the inputs do not fit the problem.
+    """
+    validate_inputs(problem, inputs)
+    heads = (problem.batch, problem.query_heads)
+    output = np.zeros((*heads, problem.head_dim))
+    log_sum_exp = np.full(heads, -np.inf)
+    magnitude, score_size = np.zeros(heads), np.zeros(heads)
+    for row, length in enumerate(inputs.context_lengths):
+        if length == 0:
+            continue
+        key, value = (
+            _gather(problem, inputs, cache, row) for cache in (inputs.key_cache, inputs.value_cache)
+        )
+        query = (
+            inputs.query[row]
+            .astype(np.float64)
+            .reshape(problem.kv_heads, problem.group_size, problem.head_dim)
+        )
+        scores = inputs.scale * (query @ key.transpose(0, 2, 1))
+        peak = scores.max(axis=-1, keepdims=True)
+        weights = np.exp(scores - peak)
+        total = weights.sum(axis=-1, keepdims=True)
+        weights /= total
+        output[row] = (weights @ value).reshape(problem.query_heads, problem.head_dim)
+        log_sum_exp[row] = (peak + np.log(total)).reshape(problem.query_heads)
+        magnitude[row] = (weights @ np.abs(value)).max(axis=-1).reshape(problem.query_heads)
+        sizes = abs(inputs.scale) * (np.abs(query) @ np.abs(key).transpose(0, 2, 1))
+        score_size[row] = sizes.max(axis=-1).reshape(problem.query_heads)
+    return Reference(problem, output, log_sum_exp, magnitude, score_size)
+
+
+def _gather(problem: Problem, inputs: Inputs, cache: np.ndarray, row: int) -> np.ndarray:
+    """One sequence's keys or values as ``[kv_heads, context, head_dim]`` float64."""
+    length = int(inputs.context_lengths[row])
+    pages = inputs.block_tables[row, : -(-length // problem.page_size)]
+    tokens = cache[pages].reshape(-1, problem.kv_heads, problem.head_dim)[:length]
+    return tokens.transpose(1, 0, 2).astype(np.float64)
