@@ -16,7 +16,7 @@ class Verdict:
     Attributes:
         ok: every element is finite and within its row's tolerance.
         max_error: largest of |output − expected| over the row's magnitude; NaN where something is not finite.
-        tolerance: the limit that ``max_error`` was held against, at the worst element's row.
+        tolerance: the limit that ``max_error`` was held against, at the worst element.
         worst: batch, query head and dimension of the worst element; None where nothing was compared.
         diagnosis: one sentence for a person.
     """
@@ -29,24 +29,29 @@ class Verdict:
 
 
 def tolerance(expected: Reference) -> np.ndarray:
-    """How far each row of the output may be off, relative to ``expected.magnitude``.
+    """How far each element of the output may be off, relative to its row's ``expected.magnitude``.
 
-    With ``u`` the unit roundoff of the fp32 arithmetic (2^-24) and T the context length:
+    With u = 2^-24, the unit roundoff of fp32 arithmetic, and T the context length, a row is allowed
 
-    * adding T weighted values one after the other errs by at most T·u, and by about sqrt(T)·u when rounding
-      errors are independent (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sections 3.1 and 2.8); allowed: 4·sqrt(T)·u;
-    * a score errs by about u relative to scale·sum|q·k| and enters the weight through exp, whose relative error is the score's absolute one; numerator and denominator both carry it;
-      allowed: 8·score_size·u;
-    * 16·u for the exponentials (``__expf`` errs by 2 units and more in the last place) and the division.
+    * 4·sqrt(T)·u for adding T weighted values: at most T·u, about sqrt(T)·u for independent rounding errors
+      (Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sections 2.8 and 3.1);
+    * 8·score_size·u for the scores: each errs by about u relative to scale·sum|q·k|, and exp turns that
+      absolute error into a relative one of the weight, in numerator and denominator;
+    * 16·u for the exponentials (``__expf`` errs by 2 and more units in the last place) and the division.
 
-    An output stored as float16 may be off by half a unit in its last place besides.
+    An output stored as float16 may be off by half a unit in its own last place besides.
+
+    Returns:
+        ``[batch, query_heads, head_dim]`` float64.
     """
     unit = 2.0**-24
     context = np.array(expected.problem.context_lengths, float)[:, None]
-    relative = unit * (16 + 4 * np.sqrt(context) + 8 * expected.score_size)
+    row = unit * (16 + 4 * np.sqrt(context) + 8 * expected.score_size)
+    allowed = np.broadcast_to(row[:, :, None], expected.output.shape)
     if expected.problem.dtype == "float16":
-        relative = relative + 2.0**-11
-    return np.broadcast_to(relative, expected.magnitude.shape)
+        half_unit = np.maximum(np.abs(expected.output) * 2.0**-11, 2.0**-25)
+        allowed = allowed + half_unit / np.maximum(expected.magnitude, 2.0**-1022)[:, :, None]
+    return allowed
 
 
 def compare(output: np.ndarray, expected: Reference) -> Verdict:
@@ -78,9 +83,9 @@ def compare(output: np.ndarray, expected: Reference) -> Verdict:
     difference = np.abs(output - expected.output)
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.where(difference == 0, 0.0, difference / expected.magnitude[:, :, None])
-    excess = error / allowed[:, :, None]
+    excess = error / allowed
     worst = tuple(int(i) for i in np.unravel_index(np.argmax(excess), excess.shape))
-    limit, worst_error = float(allowed[worst[:2]]), float(error[worst])
+    limit, worst_error = float(allowed[worst]), float(error[worst])
     if worst_error <= limit:
         return Verdict(
             True, worst_error, limit, worst, f"right: largest error {worst_error:.1e} of {limit:.1e} allowed"

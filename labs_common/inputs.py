@@ -39,8 +39,8 @@ def make_inputs(problem: Problem, seed: int = 0) -> Inputs:
     """Random inputs that make wrong addressing visible.
 
     Physical pages are a random permutation, so no table is the identity. Where two sequences both fill their
-    first page they share it, as prefix caching does. Every slot past a context and every unowned page is NaN; every unused table entry
-    is an invalid page number.
+    first page they share it, as prefix caching does. Every slot past a context and every unowned page is NaN;
+    every unused table entry is an invalid page number.
 
     Args:
         problem: shapes, dtype and context lengths.
@@ -89,8 +89,8 @@ def validate_inputs(problem: Problem, inputs: Inputs) -> None:
     """Refuse arrays that a kernel would misread.
 
     Raises:
-        ValueError: a wrong shape, dtype or stride, a context longer than its table, or a used table entry that
-            names no page (with row and column).
+        ValueError: a wrong shape, dtype or stride, a context longer than its table, or a used table entry
+            that names no page (with row and column).
     """
     cache_shape = (problem.page_size, problem.kv_heads, problem.head_dim)
     expected = {
@@ -130,5 +130,6 @@ def validate_inputs(problem: Problem, inputs: Inputs) -> None:
         bad = np.flatnonzero((entries < 0) | (entries >= pages))
         if bad.size:
             raise ValueError(
-                f"block_tables[{row}, {bad[0]}]={entries[bad[0]]} names no page; the cache has pages 0 to {pages - 1}"
+                f"block_tables[{row}, {bad[0]}]={entries[bad[0]]} names no page; "
+                f"the cache has pages 0 to {pages - 1}"
             )

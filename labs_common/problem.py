@@ -106,8 +106,8 @@ class Problem:
             f"{min(lengths)}..{max(lengths)}" if len(set(lengths)) > 1 else str(lengths[0] if lengths else 0)
         )
         return (
-            f"{self.name}: batch {self.batch}, {self.query_heads}/{self.kv_heads} heads, head_dim {self.head_dim}, "
-            f"page {self.page_size}, context {span}, {self.dtype}"
+            f"{self.name}: batch {self.batch}, {self.query_heads}/{self.kv_heads} heads, "
+            f"head_dim {self.head_dim}, page {self.page_size}, context {span}, {self.dtype}"
         )
 
 

@@ -18,7 +18,8 @@ class Reference:
         problem: what was computed.
         output: ``[batch, query_heads, head_dim]`` float64.
         log_sum_exp: ``[batch, query_heads]`` float64, natural logarithm; −inf for an empty context.
-        magnitude: ``[batch, query_heads]`` float64, the largest of sum(p·|v|) over the dimensions: what rounding errors of the weighted sum are relative to.
+        magnitude: ``[batch, query_heads]`` float64, the largest of sum(p·|v|) over the dimensions: what rounding
+            errors of the weighted sum are relative to.
         score_size: ``[batch, query_heads]`` float64, the largest of scale·sum(|q·k|) over the tokens: what
             rounding errors of a score are relative to.
     """
@@ -33,8 +34,8 @@ class Reference:
 def reference(problem: Problem, inputs: Inputs) -> Reference:
     """Attention of every query head over its sequence's pages, in float64.
 
-    ``output = softmax(scale · q·Kᵀ) · V`` (Vaswani et al. 2017, eq. 1) with K and V gathered through the block
-    table. An empty context gives an output of exactly 0 and a log-sum-exp of −inf.
+    ``output = softmax(scale · q·Kᵀ) · V`` (Vaswani et al. 2017, eq. 1) with K and V gathered through the
+    block table. An empty context gives an output of exactly 0 and a log-sum-exp of −inf.
 
     Raises:
         ValueError: the inputs do not fit the problem.
