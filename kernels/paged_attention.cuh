@@ -1,5 +1,4 @@
 // What every stage shares: the problem, its arrays, and how a token is found in the paged cache.
-#pragma once
 
 #ifndef INFINITY  // NVRTC has no <cmath>
 #define INFINITY __int_as_float(0x7f800000)

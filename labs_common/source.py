@@ -1,0 +1,76 @@
+"""Kernel source text: where it is found, and how the shared header gets into it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+# Compilers and profilers record the file name they are given; a neutral one keeps private paths out.
+NEUTRAL_FOLDER = "/lab/kernels"
+
+_LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]*)".*$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """CUDA C++ device code as it is compiled.
+
+    Attributes:
+        name: file name shown in messages, such as ``03_gqa_reuse.cu``.
+        text: the author's text.
+    """
+
+    name: str
+    text: str
+
+    @classmethod
+    def read(cls, path: str | Path) -> Source:
+        """Read a ``.cu`` file (UTF-8, with or without a byte order mark).
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: the file is not UTF-8 text.
+        """
+        path = Path(path)
+        try:
+            return cls(path.name, path.read_text(encoding="utf-8-sig"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+    @property
+    def neutral_path(self) -> str:
+        """The path that compilers and profilers see."""
+        return f"{NEUTRAL_FOLDER}/{self.name}"
+
+    def expanded(self) -> str:
+        """The text with each local header in place of its ``#include`` line.
+
+        Inlined, because CuPy's cache key leaves out what an included file holds: an edited header would run
+        stale. ``#line`` directives keep every message on the author's own file and line.
+
+        Raises:
+            ValueError: a local header that the lab does not have.
+        """
+        seen: set[str] = set()
+
+        def inline(name: str, text: str) -> str:
+            def header(match: re.Match[str]) -> str:
+                included = match.group(1)
+                if included in seen:
+                    return ""
+                seen.add(included)
+                path = KERNELS / included
+                line = text.count("\n", 0, match.start()) + 1
+                if Path(included).name != included or not path.is_file():
+                    known = ", ".join(sorted(p.name for p in KERNELS.glob("*.cuh")))
+                    raise ValueError(f'{name}, line {line}: no header "{included}"; the lab has {known}')
+                return (
+                    inline(included, path.read_text(encoding="utf-8")).rstrip("\n")
+                    + f'\n#line {line + 1} "{NEUTRAL_FOLDER}/{name}"'
+                )
+
+            return f'#line 1 "{NEUTRAL_FOLDER}/{name}"\n' + _LOCAL_INCLUDE.sub(header, text)
+
+        return inline(self.name, self.text)

@@ -1,0 +1,96 @@
+"""The registry: one line here, one file in ``kernels/`` and one notebook make a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from labs_common.plans import (
+    Device,
+    Plan,
+    plan_per_kv_head,
+    plan_per_query_head,
+    plan_split_context,
+    plan_warp_per_query_head,
+)
+from labs_common.problem import Problem
+from labs_common.source import KERNELS, Source
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the optimisation.
+
+    Attributes:
+        id: ``NN_name``, the stem of its kernel file and its notebook.
+        planner: its launches for a problem; see ``plans``.
+        idea: what it changes, in a few words.
+    """
+
+    id: str
+    planner: Callable[..., Plan]
+    idea: str
+
+    @property
+    def entry(self) -> str:
+        """Name of its ``__global__`` function; a second kernel's name adds a suffix."""
+        return f"paged_attention_{self.id[3:]}"
+
+    @property
+    def path(self) -> Path:
+        """Its kernel file."""
+        return KERNELS / f"{self.id}.cu"
+
+    def source(self) -> Source:
+        """Its kernel file, read."""
+        return Source.read(self.path)
+
+    def plan(self, problem: Problem, device: Device | None = None, **options: int) -> Plan:
+        """Its launches for a problem.
+
+        Args:
+            problem: what to compute.
+            device: the limits to keep, by default the recorded GPU's.
+            options: a stage's own, such as ``splits`` of 04.
+
+        Raises:
+            ValueError: the stage does not take the problem, or a launch exceeds the device.
+        """
+        if problem.dtype != "float32":
+            raise ValueError(f"dtype={problem.dtype}: stage {self.id} takes float32")
+        return self.planner(self.entry, problem, device or Device(), **options)
+
+    def supports(self, problem: Problem, device: Device | None = None) -> str | None:
+        """None where the stage takes the problem, else the reason why not."""
+        try:
+            self.plan(problem, device)
+        except ValueError as error:
+            return str(error)
+        return None
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("00_baseline", plan_per_query_head, "every thread repeats every dot product"),
+    Stage("01_cooperative", plan_per_query_head, "threads share one dot product"),
+    Stage("02_vectorized", plan_warp_per_query_head, "16-byte loads, a warp per head, no block barrier"),
+    Stage("03_gqa_reuse", plan_per_kv_head, "a page in shared memory serves its whole group"),
+    Stage("04_split_kv", plan_split_context, "the context split over blocks, then merged"),
+)
+
+
+def find_stage(name: str | int) -> Stage:
+    """The stage whose id is ``name`` or begins with it; ``3``, ``"03"`` and ``"03_gqa"`` are the same.
+
+    Raises:
+        ValueError: none or several match; the message lists the ids.
+    """
+    text = str(name)
+    prefix = f"{int(text):02d}" if text.isdigit() else text
+    matches = [stage for stage in STAGES if stage.id == text] or [
+        s for s in STAGES if prefix and s.id.startswith(prefix)
+    ]
+    if len(matches) != 1:
+        what = "no stage" if not matches else "several stages"
+        raise ValueError(f"{what} called {text!r}; there are {', '.join(stage.id for stage in STAGES)}")
+    return matches[0]
