@@ -1,0 +1,73 @@
+"""What can go wrong in a simulation, and how it is told: one exception family and one record, `Finding`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One report of a check, in compute-sanitizer's words.
+
+    tool: "memcheck", "initcheck", "racecheck" or "synccheck"; kind: what was seen, e.g. "Invalid __global__
+    read of size 4 bytes". block and thread are (x, y, z) or None where no single one is meant; address is the
+    virtual byte address (global) or the byte offset (shared, local). line 0: the PTX has no source line.
+    """
+
+    tool: str
+    kind: str
+    file: str
+    line: int
+    block: Dim3 | None
+    thread: Dim3 | None
+    address: int | None
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else "unknown source line"
+        who = "".join(
+            f" {label} {value}" for label, value in (("block", self.block), ("thread", self.thread)) if value
+        )
+        at = f" address {self.address:#x}" if self.address is not None else ""
+        return f"{self.tool}: {self.kind} at {where}{who}{at}: {self.message}"
+
+
+class SimulationError(Exception):
+    """Every error that the simulator raises on purpose."""
+
+
+class PtxError(SimulationError):
+    """The PTX cannot be read. `line` is the line of the PTX text, `source` its (file, line) where known."""
+
+    def __init__(self, message: str, line: int = 0, source: tuple[str, int] | None = None):
+        self.line, self.source = line, source
+        where = f"PTX line {line}" if line else "PTX"
+        if source:
+            where += f" ({source[0]}:{source[1]})"
+        super().__init__(f"{where}: {message}")
+
+
+class UnsupportedError(PtxError):
+    """The PTX is well formed and asks for something that is not simulated. Raised before anything runs."""
+
+
+class LaunchError(SimulationError, ValueError):
+    """A launch that CUDA would refuse: grid, block, shared memory, or the arguments."""
+
+
+class BudgetError(SimulationError):
+    """The launch executed more instructions than its budget allows; an endless loop, as a rule."""
+
+
+class Fault(SimulationError):
+    """A finding that ends the launch, as an illegal address does on a GPU."""
+
+    def __init__(self, finding: Finding):
+        self.finding = finding
+        super().__init__(str(finding))
+
+
+class TrapError(Fault):
+    """`trap` or a failed `assert` in the kernel."""
