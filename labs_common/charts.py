@@ -1,0 +1,161 @@
+"""Charts: Metrics in, a matplotlib Figure out; they pick rows and units and calculate nothing.
+
+Every chart says in its title or legend where its figures come from, tells groups apart by colour and by hatch
+or marker, and draws an absent value as a gap with its reason. `Chart.alt_text()` says in words what it shows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter
+
+from labs_common import metric_names as names
+from labs_common.chart_style import (
+    COLOURS,
+    HATCHES,
+    Chart,
+    Group,
+    absence,
+    gap,
+    groups,
+    legend_below,
+    new_chart,
+    number,
+    shown_unit,
+    styled,
+)
+from labs_common.gpus import display_name
+from labs_common.metrics import (
+    Metrics,
+    MetricsError,
+    group_launches,
+    is_additive,
+    one,
+    select,
+    stage_totals,
+    value,
+)
+
+PROGRESSION = (
+    names.TIME,
+    names.DRAM_PCT,
+    names.COMPUTE_PCT,
+    names.ACHIEVED_OCCUPANCY,
+    names.REGISTERS,
+    names.DRAM_ACTIVE_CYCLES,
+)
+_LOG_PANELS = {names.TIME}
+
+
+def kernel_label(stage: str, kernel: str, kernels: list[str]) -> str:
+    """A kernel on an axis: the stage's number and name; of a stage with a merge, "partial" or "merge"."""
+    ordinal, _, name = stage.partition("_")
+    if len(kernels) > 1:
+        name = kernel.removeprefix(f"paged_attention_{name}").lstrip("_") or "partial"
+    return f"{ordinal}\n{name.replace('_', ' ')}"
+
+
+def _kernels(frame: Metrics) -> list[tuple[str, str]]:
+    """Stage and kernel of every kernel, by stage, a stage's kernels in launch order."""
+    rows = frame[frame["kernel"] != ""][["stage", "kernel", "launch"]].drop_duplicates(["stage", "kernel"])
+    if rows.empty:
+        raise MetricsError("no kernel in these metrics to draw")
+    return list(
+        rows.sort_values(["stage"], kind="stable")[["stage", "kernel"]].itertuples(index=False, name=None)
+    )
+
+
+def _labels(kernels: list[tuple[str, str]]) -> list[str]:
+    of_stage: dict[str, list[str]] = {}
+    for stage, kernel in kernels:
+        of_stage.setdefault(stage, []).append(kernel)
+    return [kernel_label(stage, kernel, of_stage[stage]) for stage, kernel in kernels]
+
+
+@styled
+def stage_progression(frame: Metrics, metrics: tuple[str, ...] = PROGRESSION) -> Chart:
+    """One panel a metric, one bar a kernel, GPUs and sources side by side.
+
+    The occupancy panel also marks the theoretical occupancy. Kernels of one stage stand apart, as a sum of
+    percentages means nothing; where one does, as of times, the stage's sum is written at its first kernel.
+    Several launches of a kernel are one bar, by `group_launches`.
+
+    Raises:
+        MetricsError: no kernel to draw.
+    """
+    frame = group_launches(select(frame, line=None))
+    kernels, drawn = _kernels(frame), groups(frame)
+    rows = -(-len(metrics) // 2)
+    chart = new_chart(2.15 * rows + 0.75 + 0.2 * len(drawn), "From stage to stage, kernel by kernel")
+    panels = np.atleast_1d(chart.subplots(rows, 2, sharex=True)).ravel()
+    words = []
+    for axes, metric in zip(panels, metrics, strict=False):
+        words.append(_bars(axes, frame, metric, kernels, drawn))
+    for axes in panels[len(metrics) :]:
+        axes.set_visible(False)
+    handles = [Patch(facecolor=COLOURS[i], hatch=HATCHES[i], edgecolor="white") for i in range(len(drawn))]
+    legend_below(chart, handles, [g.label for g in drawn])
+    chart.description = f"Bars of {len(kernels)} kernels. " + " ".join(words)
+    return chart
+
+
+def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]], drawn: list[Group]) -> str:
+    """One panel of `stage_progression`; gives its figures in words."""
+    width, turn = 0.8 / len(drawn), 0 if len(drawn) == 1 else 90
+    unit, spoken = "", []
+    totals = stage_totals(frame) if is_additive(metric, "") else frame.iloc[:0]
+    names_on_axis = [text.replace("\n", " ") for text in _labels(kernels)]
+    for g, group in enumerate(drawn):
+        for k, (stage, kernel) in enumerate(kernels):
+            place = k + (g - (len(drawn) - 1) / 2) * width
+            who = f"{names_on_axis[k]} on {display_name(group.gpu)}"
+            row = one(frame, metric, stage=stage, kernel=kernel, **group.where)
+            reason = absence(row)
+            if reason is not None:
+                gap(axes, place, reason)
+                spoken.append(f"{who}: {reason}")
+                continue
+            unit, factor = shown_unit(row["unit"])
+            height = row["value"] / factor
+            axes.bar(
+                place, height, width * 0.92, color=COLOURS[g], hatch=HATCHES[g], edgecolor="white", lw=0.4
+            )
+            text, top = number(height), height
+            if metric == names.ACHIEVED_OCCUPANCY:
+                limit = value(frame, names.THEORETICAL_OCCUPANCY, stage=stage, kernel=kernel, **group.where)
+                if limit == limit:
+                    axes.hlines(limit, place - width / 2, place + width / 2, color="black", lw=1.6)
+                    text, top = f"{text} of {number(limit)}", max(limit, height)
+            if sum(s == stage for s, _ in kernels) > 1 and (k == 0 or kernels[k - 1][0] != stage):
+                total = value(totals, metric, stage=stage, **group.where)
+                text += f" (stage {number(total / factor)})" if total == total else ""
+            axes.annotate(
+                text, (place, top), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=7,
+                rotation=turn,
+            )  # fmt: skip
+            spoken.append(f"{who}: {text} {unit}".rstrip())
+    label = names.label(metric) + (", line: theoretical" if metric == names.ACHIEVED_OCCUPANCY else "")
+    logarithmic = metric in _LOG_PANELS and bool(axes.patches)
+    axes.set_title(", ".join(filter(None, (label, unit, "logarithmic" if logarithmic else ""))))
+    axes.set_xticks(range(len(kernels)), _labels(kernels))
+    axes.grid(axis="x", visible=False)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(-0.6, len(kernels) - 0.4)
+    _scale(axes, unit, logarithmic, room=0.18 if turn == 0 else 0.4)
+    return f"{label}: " + "; ".join(spoken) + "."
+
+
+def _scale(axes: Axes, unit: str, logarithmic: bool, room: float) -> None:
+    """The axis of values, with room above the bars for their labels, as a share of the height."""
+    if logarithmic:
+        axes.set_yscale("log")
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(bottom / 2, top * (top / bottom) ** room)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: number(tick)))
+    elif unit == "%":
+        axes.set_ylim(0, 100 * (1 + room))
+        axes.set_yticks(range(0, 101, 25))
+    elif axes.patches:
+        axes.set_ylim(0, axes.get_ylim()[1] * (1 + room))
