@@ -1,0 +1,213 @@
+"""Occupancy by formula against NVIDIA's cuda_occupancy.h, the document's figures and Nsight Compute's."""
+
+import importlib.util
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from labs_common import metric_names as names
+from labs_common import metrics
+from labs_common.gpus import CAPABILITIES, GPUS, KIB, capability, display_name, find_gpu, gpu_id
+from labs_common.occupancy import occupancy, occupancy_metrics
+from labs_common.reported import reported_metrics
+
+SEED = GPUS["document_36sm"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "registers", "shared", "percent", "waves", "limiter"),
+    [
+        (2048, 128, 31, 0, 100.0, 4.74, "warps"),
+        (2048, 32, 64, 0, 50.0, 2.37, "blocks"),
+        (512, 128, 39, 16384, 41.67, 2.84, "shared memory"),
+        (16384, 32, 64, 0, 50.0, 18.96, "blocks"),
+        (2048, 32, 40, 0, 50.0, 2.37, "blocks"),
+    ],
+    ids=["01", "02", "03", "04", "04 merge"],
+)
+def test_the_documents_figures(grid, block, registers, shared, percent, waves, limiter):
+    found = occupancy(SEED.capability, block, registers, shared)
+
+    assert round(found.percent, 2) == percent
+    assert round(found.waves(grid, SEED.sms), 2) == waves
+    assert found.limiters == (limiter,)
+
+
+def test_the_documents_shared_memory_configurations():
+    assert occupancy(SEED.capability, 32, 64).shared_config == 32 * KIB
+    assert occupancy(SEED.capability, 128, 39, 16384).shared_config == 100 * KIB
+
+
+def test_the_documents_metrics_come_out_of_its_launches():
+    reported = reported_metrics()
+    for stage in ("02_vectorized", "03_gqa_reuse"):
+        rows = metrics.select(reported, stage=stage)
+        kernel = rows["kernel"][0]
+        launch = {
+            "grid_blocks": "launch__grid_size",
+            "block_threads": "launch__block_size",
+            "registers": names.REGISTERS,
+            "shared_dynamic": "launch__shared_mem_per_block_dynamic",
+        }
+        by_formula = occupancy_metrics(
+            SEED, kernel, stage=stage, **{k: int(metrics.value(rows, m)) for k, m in launch.items()}
+        )
+        for metric in (names.THEORETICAL_OCCUPANCY, names.WAVES, "sm__maximum_warps_avg_per_active_cycle"):
+            assert round(metrics.value(by_formula, metric), 2) == metrics.value(rows, metric), metric
+
+
+@pytest.mark.parametrize(
+    ("block", "registers", "shared", "percent", "limits"),
+    [
+        (32, 36, 0, 50.0, {"blocks": 32, "warps": 64, "registers": 48}),
+        (32, 39, 0, 50.0, {"blocks": 32, "warps": 64, "registers": 48}),
+        (128, 38, 16384, 75.0, {"registers": 12, "warps": 16, "shared memory": 13}),
+    ],
+)
+def test_nsight_computes_readings_on_an_h200(block, registers, shared, percent, limits):
+    found = occupancy(GPUS["h200"].capability, block, registers, shared)
+
+    assert found.percent == percent
+    assert {name: found.limits[name] for name in limits} == limits
+
+
+def test_a_smaller_shared_configuration_limits_as_nsight_compute_prints():
+    found = occupancy(GPUS["h200"].capability, 32, 39, shared_config=32 * KIB)
+
+    assert found.limits["shared memory"] == 32
+    assert found.limiters == ("shared memory", "blocks")
+
+
+DRIVER = r"""
+#include <cstdio>
+#include <cuda_occupancy.h>
+int main() {
+  long a[12];
+  auto next = [&a] { for (long &x : a) if (std::scanf("%ld", &x) != 1) return false; return true; };
+  while (next()) {
+    cudaOccDeviceProp p;
+    p.computeMajor = a[0]; p.computeMinor = a[1]; p.maxThreadsPerBlock = 1024;
+    p.maxThreadsPerMultiprocessor = a[2]; p.regsPerBlock = 65536; p.regsPerMultiprocessor = 65536;
+    p.warpSize = 32; p.sharedMemPerBlock = 49152; p.sharedMemPerMultiprocessor = a[3];
+    p.sharedMemPerBlockOptin = a[4]; p.reservedSharedMemPerBlock = a[5]; p.numSms = 1;
+    cudaOccFuncAttributes f;
+    f.maxThreadsPerBlock = 1024; f.numRegs = a[6]; f.sharedSizeBytes = a[7];
+    f.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN; f.maxDynamicSharedSizeBytes = a[8];
+    f.numBlockBarriers = 1; f.partitionedGCConfig = PARTITIONED_GC_OFF;
+    cudaOccDeviceState s;
+    s.carveoutConfig = a[10];
+    cudaOccResult r;
+    int status = cudaOccMaxActiveBlocksPerMultiprocessor(&r, &p, &f, &s, (int)a[9], (size_t)a[8]);
+    std::printf("%d %d %d %d %d %d %u\n", status, r.activeBlocksPerMultiprocessor, r.blockLimitRegs,
+                r.blockLimitSharedMem, r.blockLimitWarps, r.blockLimitBlocks, r.limitingFactors);
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def nvidia_calculator(tmp_path_factory):
+    """NVIDIA's calculator as a program: configurations on stdin, limits on stdout."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    spec = importlib.util.find_spec("nvidia")
+    roots = list(spec.submodule_search_locations) if spec else []
+    headers = [h for root in roots for h in Path(root).glob("**/cuda_occupancy.h")]
+    if compiler is None or not headers:
+        pytest.skip("needs a C++ compiler and the cuda_occupancy.h of nvidia-cuda-runtime")
+    folder = tmp_path_factory.mktemp("occupancy")
+    (folder / "driver.cpp").write_text(DRIVER)
+    command = [compiler, "-w", "-O1", f"-I{headers[0].parent}", "driver.cpp", "-o", "driver"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+    return folder / "driver"
+
+
+@pytest.mark.parametrize("version", CAPABILITIES)
+def test_nvidias_calculator_agrees(nvidia_calculator, version):
+    c, draw = capability(version), random.Random(version)
+    cases = []
+    for _ in range(1500):
+        block = draw.choice([draw.randint(1, 1024), 32 * draw.randint(1, 32)])
+        static = draw.choice([0, 0, draw.randint(0, 48 * KIB)])
+        most = c.shared_per_block - static
+        dynamic = draw.choice([0, 0, draw.randint(0, most), draw.randint(0, min(most, 4 * KIB)), most])
+        config = draw.choice([None, *c.shared_sizes])
+        cases.append((block, draw.randint(0, 255), dynamic, static, config))
+    lines = []
+    for block, registers, dynamic, static, config in cases:
+        # The smallest whole percentage that NVIDIA rounds up to this configuration.
+        carveout = -1 if config is None else -(-100 * config // c.shared_sizes[-1])
+        if config is not None and carveout * c.shared_sizes[-1] // 100 > config:
+            carveout -= 1
+        lines.append(
+            f"{c.major} {c.minor} {c.warps * 32} {c.shared_sizes[-1]} {c.shared_per_block} {c.shared_driver} "
+            f"{registers} {static} {dynamic} {block} {carveout} 0"
+        )
+    run = subprocess.run(
+        [nvidia_calculator], input="\n".join(lines), text=True, capture_output=True, check=True, timeout=60
+    )
+    answers = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
+    assert len(answers) == len(cases)
+    seen = set()
+    for case, (status, blocks, by_registers, by_shared, by_warps, by_blocks, factors) in zip(
+        cases, answers, strict=True
+    ):
+        block, registers, dynamic, static, config = case
+        found = occupancy(c, block, registers, dynamic, static, config)
+        assert status == 0, case
+        assert found.blocks == blocks, case
+        assert (found.limits["warps"], found.limits["blocks"]) == (by_warps, by_blocks), case
+        assert found.limits["registers"] == by_registers, case
+        assert found.limits["shared memory"] == by_shared, case
+        if blocks:
+            bits = {"warps": 1, "registers": 2, "shared memory": 4, "blocks": 8}
+            assert {name for name, bit in bits.items() if factors & bit} == set(found.limiters), case
+        seen.update(found.limiters)
+    assert seen == {"registers", "shared memory", "warps", "blocks"}
+
+
+def test_the_second_documents_block_of_48_kb():
+    gpu = GPUS["document_48kb"]
+
+    assert occupancy(gpu.capability, 128, 64, 48 * KIB).blocks == 1
+    too_much = occupancy(gpu.capability, 128, 64, 48 * KIB + 1)
+    assert (too_much.blocks, too_much.limiters) == (0, ("shared memory",))
+    with pytest.raises(ValueError, match="limited by shared memory"):
+        too_much.waves(800, 16)
+    waves = metrics.one(occupancy_metrics(gpu, "k", 800, 128, 64, 1024), names.WAVES)
+    assert "not known" in waves["reason"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_threads": 0}, "block_threads=0 is not allowed: 1 to 1024"),
+        ({"block_threads": 1025}, "block_threads=1025"),
+        ({"registers": 256}, "registers=256 is not allowed: 0 to 255"),
+        ({"shared_dynamic": -1}, "shared_dynamic=-1"),
+        ({"shared_config": 5}, "shared_config=5 is no configuration of 9.0"),
+    ],
+)
+def test_impossible_kernels_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        occupancy(**{"capability": capability("9.0"), "block_threads": 32, "registers": 32, **change})
+
+
+def test_gpus_are_found_by_the_drivers_name():
+    assert find_gpu("NVIDIA H200").id == "h200"
+    assert find_gpu("geforce rtx 3070") is not None
+    assert gpu_id("NVIDIA GeForce RTX 9999 Ti") == "rtx_9999_ti"
+    assert display_name("h200") == "H200"
+    assert find_gpu("abacus") is None
+    with pytest.raises(ValueError, match=r"'13\.0' is not in the table"):
+        capability((13, 0))
+
+
+def test_every_gpu_has_plausible_figures():
+    for gpu in GPUS.values():
+        assert gpu.sms is None or 1 <= gpu.sms <= 256, gpu
+        assert gpu.memory_bandwidth is None or 1e11 < gpu.memory_bandwidth < 1e13, gpu
+        assert gpu.peak_fp32 is None or 1e12 < gpu.peak_fp32 < 2e14, gpu
+    assert {g.capability.version for g in GPUS.values()} >= set(CAPABILITIES) - {"10.3"}
