@@ -38,6 +38,7 @@ class CompileError(ValueError):
     """
 
     def __init__(self, log: str) -> None:
+        self._log = log
         log = log.replace(f"{NEUTRAL_FOLDER}/", "")
         self.diagnostics = [(m["file"], int(m["line"]), m["text"]) for m in _DIAGNOSTIC.finditer(log)]
         hint = ""
@@ -46,6 +47,9 @@ class CompileError(ValueError):
         elif re.search(r'cannot open source file "c\w+"', log):
             hint = "\nhint: NVRTC has no C++ standard headers; expf, fmaxf and INFINITY need no include here"
         super().__init__(log.strip() + hint)
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return type(self), (self._log,)
 
 
 class CompilerMissing(RuntimeError):
@@ -74,7 +78,7 @@ class Resources:
 
 @functools.lru_cache(maxsize=128)
 def _compile(
-    source: Source, defines: tuple[tuple[str, object], ...], arch: str, kind: str
+    path: str, text: str, defines: tuple[tuple[str, object], ...], arch: str, kind: str
 ) -> tuple[bytes, str]:
     nvrtc = _nvrtc()
     options = [f"--gpu-architecture={arch}", *OPTIONS]
@@ -82,8 +86,7 @@ def _compile(
     options += [f"-D{name}={value}" for name, value in defines]
     if kind == "cubin":
         options.append("--ptxas-options=-v")
-    text = source.expanded().encode()
-    result, program = nvrtc.nvrtcCreateProgram(text, source.neutral_path.encode(), 0, [], [])
+    result, program = nvrtc.nvrtcCreateProgram(text.encode(), path.encode(), 0, [], [])
     _check(nvrtc, result)
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
@@ -108,7 +111,7 @@ def compile_ptx(source: Source, defines: Mapping[str, object] | None = None, arc
         CompilerMissing: no NVRTC here.
     """
     virtual = arch.replace("sm_", "compute_")
-    ptx, _ = _compile(source, tuple(sorted((defines or {}).items())), virtual, "ptx")
+    ptx, _ = _compile(source.neutral_path, source.expanded(), _sorted(defines), virtual, "ptx")
     return ptx.rstrip(b"\0").decode()
 
 
@@ -123,12 +126,16 @@ def compile_resources(
         CompileError: the source does not compile, or not for this architecture.
         CompilerMissing: no NVRTC here.
     """
-    _, log = _compile(source, tuple(sorted((defines or {}).items())), arch, "cubin")
+    _, log = _compile(source.neutral_path, source.expanded(), _sorted(defines), arch, "cubin")
     parts = _ENTRY.split(log)[1:]
     return {
         entry: Resources(**{name: int(m[1]) for name, rx in _FIGURES.items() if (m := rx.search(text))})
         for entry, text in zip(parts[::2], parts[1::2], strict=True)
     }
+
+
+def _sorted(defines: Mapping[str, object] | None) -> tuple[tuple[str, object], ...]:
+    return tuple(sorted((defines or {}).items()))
 
 
 def compiler_version() -> str:

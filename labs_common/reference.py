@@ -18,8 +18,8 @@ class Reference:
         problem: what was computed.
         output: ``[batch, query_heads, head_dim]`` float64.
         log_sum_exp: ``[batch, query_heads]`` float64, natural logarithm; −inf for an empty context.
-        magnitude: ``[batch, query_heads]`` float64, the largest of sum(p·|v|) over the dimensions: what rounding
-            errors of the weighted sum are relative to.
+        magnitude: ``[batch, query_heads]`` float64, the largest of sum(p·|v|) over the dimensions: what
+            rounding errors of the weighted sum are relative to.
         score_size: ``[batch, query_heads]`` float64, the largest of scale·sum(|q·k|) over the tokens: what
             rounding errors of a score are relative to.
     """

@@ -1,0 +1,92 @@
+"""Stages against each other and against the read ceiling, on the GPU, in one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labs_common.compare import Verdict, compare
+from labs_common.engines import GpuEngine
+from labs_common.inputs import make_inputs
+from labs_common.plans import Plan
+from labs_common.problem import Problem
+from labs_common.reference import reference
+from labs_common.stages import Stage
+from labs_common.timing import ROUNDS, Timing, ceiling_bytes, ceiling_calls, ceiling_of, time_gpu
+from labs_common.worker import Worker
+
+MAX_SETS = 8
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What one run measured.
+
+    Attributes:
+        gpu: name of the GPU.
+        problem: what was computed.
+        timings: per label, a whole call (a merge included).
+        verdicts: per label, the worst over the input sets, of outputs written by the timed calls.
+        ceiling: bytes per second of plain reading in the same run.
+        ceiling_bytes: size of the buffer that was read.
+    """
+
+    gpu: str
+    problem: Problem
+    timings: dict[str, Timing]
+    verdicts: dict[str, Verdict]
+    ceiling: float
+    ceiling_bytes: int
+
+    def bandwidth(self, label: str) -> float:
+        """Bytes per second: the problem's minimum bytes over the median time."""
+        return self.problem.minimum_bytes / self.timings[label].median_s
+
+
+def benchmark_stages(
+    contenders: Sequence[tuple[str, Stage, Plan]], problem: Problem, rounds: int = ROUNDS
+) -> Benchmark:
+    """Time stages (label, stage, plan) interleaved in a child process that is ended afterwards.
+
+    The input sets together pass four times the L2 cache; every timed output is checked.
+
+    Raises:
+        EngineMissing: no GPU.
+        LaunchError: a kernel failed.
+    """
+    worker = Worker()
+    try:
+        return worker.call(_benchmark, list(contenders), problem, rounds)
+    finally:
+        worker.discard()
+
+
+def _benchmark(contenders: list[tuple[str, Stage, Plan]], problem: Problem, rounds: int) -> Benchmark:
+    engine = GpuEngine()
+    xp = engine.xp
+    cache_bytes = xp.cuda.runtime.getDeviceProperties(0)["l2CacheSize"]
+    sets = min(MAX_SETS, max(2, -(-4 * cache_bytes // problem.minimum_bytes)))
+    inputs = [make_inputs(problem, seed) for seed in range(sets)]
+    arrays = [engine.upload(one) for one in inputs]
+    calls = {
+        label: [
+            engine.prepare(stage, problem, one, plan=plan, arrays=uploaded)
+            for one, uploaded in zip(inputs, arrays, strict=True)
+        ]
+        for label, stage, plan in contenders
+    }
+    nbytes = ceiling_bytes(engine)
+    timings = time_gpu(xp, {**calls, **ceiling_calls(engine, nbytes)}, rounds)
+    expected = [reference(problem, one) for one in inputs]
+    verdicts = {}
+    for label, bound in calls.items():
+        found = [compare(xp.asnumpy(call.output), right) for call, right in zip(bound, expected, strict=True)]
+        verdicts[label] = min(found, key=lambda verdict: (verdict.ok, -verdict.max_error))
+    return Benchmark(
+        engine.device.name,
+        problem,
+        {label: timings[label] for label in calls},
+        verdicts,
+        ceiling_of(timings, nbytes),
+        nbytes,
+    )

@@ -1,0 +1,118 @@
+"""Does a kernel do what its stage asks? The one implementation behind notebook, command line and grader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labs_common import metrics as metrics_table
+from labs_common.compare import Verdict, compare
+from labs_common.compiler import CompileError
+from labs_common.engines import Engine, LaunchError
+from labs_common.inputs import make_inputs
+from labs_common.metrics import Metrics
+from labs_common.problem import PRESETS, Problem
+from labs_common.reference import reference
+from labs_common.simt.errors import Fault, Finding, SimulationError
+from labs_common.source import Source
+from labs_common.stages import Stage
+
+# Small first, then what breaks kernels: an empty context, one token, whole and partial pages, a head_dim
+# that is no multiple of 32, groups that are no power of two, odd page sizes.
+CHECK_PROBLEMS: tuple[Problem, ...] = (
+    PRESETS["tiny"],
+    PRESETS["ragged"],
+    Problem(6, 2, 96, 8, (0, 7, 8, 9, 61), name="odd head_dim"),
+    Problem(5, 1, 20, 5, (33, 1), name="odd group"),
+    Problem(2, 2, 256, 32, (100,), name="wide head"),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One problem's part of a report.
+
+    Attributes:
+        problem: what was computed.
+        verdict: None where the kernel did not finish.
+        findings: what the checks found.
+        metrics: what was counted or measured.
+        error: why there is no verdict, for a person.
+    """
+
+    problem: Problem
+    verdict: Verdict | None
+    findings: tuple[Finding, ...] = ()
+    metrics: Metrics | None = None
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Right, and nothing found."""
+        return self.verdict is not None and self.verdict.ok and not self.findings
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``check`` found.
+
+    Attributes:
+        stage: id of the stage that was asked for.
+        source_name: file name of the kernel.
+        engine: name of the engine.
+        results: per problem; empty where the source does not compile.
+        error: why nothing could be run, for a person.
+    """
+
+    stage: str
+    source_name: str
+    engine: str
+    results: tuple[Result, ...] = ()
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Every problem is right and clean."""
+        return self.error is None and all(result.ok for result in self.results)
+
+    @property
+    def metrics(self) -> Metrics:
+        """All that was counted or measured."""
+        return metrics_table.concat([r.metrics for r in self.results if r.metrics is not None])
+
+
+def check(
+    source: Source, stage: Stage, engine: Engine, problems: Sequence[Problem] = CHECK_PROBLEMS, seed: int = 0
+) -> Report:
+    """Compile somebody's kernel in a stage's place, run it on each problem, and compare.
+
+    Nothing that the kernel does raises: a compile error, a fault and a wrong answer are all in the report.
+
+    Args:
+        source: the kernel file; it must hold the stage's entry names.
+        stage: whose plan and arguments are used.
+        engine: where it runs.
+        problems: problems that the stage refuses are left out.
+        seed: of the inputs.
+    """
+    results = []
+    for problem in problems:
+        if stage.supports(problem, engine.device) is not None:
+            continue
+        try:
+            results.append(_run(source, stage, engine, problem, seed))
+        except (CompileError, ValueError) as error:
+            return Report(stage.id, source.name, engine.name, tuple(results), str(error))
+    return Report(stage.id, source.name, engine.name, tuple(results))
+
+
+def _run(source: Source, stage: Stage, engine: Engine, problem: Problem, seed: int) -> Result:
+    inputs = make_inputs(problem, seed)
+    try:
+        outcome = engine.run(stage, problem, inputs, source)
+    except Fault as error:
+        return Result(problem, None, (error.finding,), error=str(error))
+    except (LaunchError, SimulationError) as error:
+        return Result(problem, None, error=str(error))
+    verdict = compare(outcome.output, reference(problem, inputs))
+    return Result(problem, verdict, outcome.findings, outcome.metrics)

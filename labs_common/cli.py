@@ -1,0 +1,105 @@
+"""``palab``: the lab from the command line."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from labs_common.doctor import diagnose, engine_choice
+from labs_common.problem import PRESETS, find_problem
+from labs_common.stages import STAGES, find_stage
+
+app = typer.Typer(
+    help="Paged attention kernel lab: run, check and measure the stages, with a GPU or without.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+errors = Console(stderr=True)
+
+
+class EngineName(StrEnum):
+    """Where kernels run."""
+
+    AUTO = "auto"
+    GPU = "gpu"
+    SIM = "sim"
+
+
+Engine = Annotated[EngineName, typer.Option(help="where to run: the GPU, or the simulator")]
+ProblemName = Annotated[str, typer.Option(help=f"one of {', '.join(PRESETS)}")]
+
+
+@app.command()
+def run(
+    stages: Annotated[list[str] | None, typer.Argument(help="stages by id or number; all by default")] = None,
+    problem: ProblemName = "ragged",
+    engine: Engine = EngineName.AUTO,
+    save: Annotated[Path | None, typer.Option(help="folder for the figures as CSV, with provenance")] = None,
+    force: Annotated[bool, typer.Option(help="simulate even what takes minutes")] = False,
+) -> None:
+    """Run stages on a problem, hold each against the float64 reference, and print the stage table."""
+    from labs_common import runner
+
+    chosen = [find_stage(name) for name in stages] if stages else list(STAGES)
+    opened = _open(engine, force)
+    command = shlex.join(["palab", *sys.argv[1:]])
+    raise typer.Exit(runner.run_stages(chosen, find_problem(problem), opened, console, save, command))
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="a kernel file")],
+    stage: Annotated[str, typer.Option(help="the stage in whose place it runs")],
+    engine: Engine = EngineName.AUTO,
+) -> None:
+    """Run somebody's own kernel in a stage's place on small and ragged problems."""
+    from labs_common import runner
+    from labs_common.check import check as check_kernel
+    from labs_common.source import Source
+
+    report = check_kernel(Source.read(file), find_stage(stage), _open(engine))
+    runner.print_report(report, console)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can do, and why not more."""
+    table = Table("", "", "what was found", "what to do")
+    for ability in diagnose():
+        mark = "[green]yes[/]" if ability.works else "[yellow]no[/]"
+        table.add_row(ability.name, mark, escape(ability.detail), escape(ability.remedy))
+    console.print(table)
+    engine, reason = engine_choice()
+    where = "on the GPU" if engine == "gpu" else "in the simulator"
+    console.print(f"Stages run {where} ({escape(reason)}).")
+
+
+def _open(name: EngineName, force: bool = False):
+    from labs_common.engines import open_engine
+
+    return open_engine(name.value, force=force)
+
+
+def main() -> None:
+    """Entry point: errors that a user can mend are one message and exit status 2."""
+    from labs_common.engines import EngineMissing
+
+    try:
+        app()
+    except (ValueError, FileNotFoundError, EngineMissing) as error:
+        errors.print(f"[red]error:[/] {escape(str(error))}")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        errors.print("stopped")
+        raise SystemExit(130) from None

@@ -1,0 +1,351 @@
+"""Where kernels run: on the GPU through CuPy, or in the simulator through the same calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from labs_common import metric_names as names
+from labs_common import metrics as metrics_table
+from labs_common.compiler import OPTIONS, CompileError, compile_ptx, include_folders
+from labs_common.inputs import Inputs, validate_inputs
+from labs_common.metrics import Metrics
+from labs_common.plans import Device, Launch, Plan
+from labs_common.problem import Problem
+from labs_common.simt.arguments import check_arguments
+from labs_common.simt.errors import Finding
+from labs_common.simt.parse import Function, parse
+from labs_common.source import Source
+from labs_common.stages import Stage
+from labs_common.worker import Worker, WorkerDied
+
+# The CUDA structs of kernels/paged_attention.cuh. align=True pads as C does.
+PROBLEM_STRUCT = np.dtype(
+    [(name, np.int32) for name in ("batch", "query_heads", "kv_heads", "head_dim", "page_size", "max_pages")]
+    + [("scale", np.float32)],
+    align=True,
+)
+INPUTS_STRUCT = np.dtype(
+    [(name, np.uint64) for name in ("query", "key_cache", "value_cache", "block_tables", "context_lengths")],
+    align=True,
+)
+
+
+class EngineMissing(RuntimeError):
+    """This machine cannot run the engine that was asked for; the message says what is missing."""
+
+
+class LaunchError(RuntimeError):
+    """A kernel that could not be launched or did not finish; the message names it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one run.
+
+    Attributes:
+        output: ``[batch, query_heads, head_dim]`` in NumPy; NaN where the kernel wrote nothing.
+        metrics: what was counted or read off, as a Metrics table.
+        findings: what the checks found; empty on a GPU.
+        engine: name of the engine that ran it.
+        seconds: host time of the launches; a simulator's speed, never a kernel's.
+    """
+
+    output: np.ndarray
+    metrics: Metrics
+    findings: tuple[Finding, ...]
+    engine: str
+    seconds: float
+
+
+@dataclass
+class Call:
+    """A stage bound to arrays: calling it launches its kernels.
+
+    Attributes:
+        launches: of the plan.
+        kernels: the compiled functions, by entry name.
+        arguments: of every launch.
+        output: array of the engine, poisoned with NaN.
+        keep: arrays that the arguments point into; they must outlive the call.
+    """
+
+    launches: tuple[Launch, ...]
+    kernels: Mapping[str, Any]
+    arguments: tuple[Any, ...]
+    output: Any
+    keep: list[Any] = field(default_factory=list)
+
+    def __call__(self) -> None:
+        """Launch every kernel, in order, without waiting."""
+        for launch in self.launches:
+            self.kernels[launch.entry](
+                launch.grid, launch.block, self.arguments, shared_mem=launch.shared_bytes
+            )
+
+
+class Engine:
+    """Runs kernels on arrays of ``xp``, a module with CuPy's calls.
+
+    Attributes:
+        name: shown in tables.
+        xp: ``cupy``, or the simulator's module of the same calls.
+        device: the limits launches must keep.
+    """
+
+    name: str
+    xp: ModuleType
+    device: Device
+
+    def module(self, source: Source, defines: Mapping[str, object] | None = None) -> Any:
+        """Compile a kernel file; ``get_function(entry)`` of what comes back gives a kernel.
+
+        Raises:
+            CompileError: on the author's own file and lines.
+        """
+        raise NotImplementedError
+
+    def upload(self, inputs: Inputs) -> dict[str, Any]:
+        """The arrays of a problem where kernels can read them, by name."""
+        return {name: self.xp.asarray(array) for name, array in inputs.arrays().items()}
+
+    def prepare(
+        self,
+        stage: Stage,
+        problem: Problem,
+        inputs: Inputs,
+        source: Source | None = None,
+        plan: Plan | None = None,
+        arrays: Mapping[str, Any] | None = None,
+    ) -> Call:
+        """Compile a stage, upload its inputs, poison its output and scratch with NaN.
+
+        Args:
+            stage: what to run.
+            problem: shapes and dtype.
+            inputs: checked against the problem.
+            source: somebody's own kernel in place of the stage's file.
+            plan: in place of the stage's own for this problem.
+            arrays: the inputs, where they are uploaded already.
+
+        Raises:
+            ValueError: the inputs do not fit, the stage does not take the problem, or the source has no such
+                kernel.
+            CompileError: the source does not compile.
+        """
+        validate_inputs(problem, inputs)
+        plan = plan or stage.plan(problem, self.device)
+        module = self.module(source or stage.source(), plan.defines)
+        kernels = {launch.entry: module.get_function(launch.entry) for launch in plan.launches}
+        for launch in plan.launches:
+            if launch.shared_bytes > 48 * 1024:
+                kernels[launch.entry].max_dynamic_shared_size_bytes = launch.shared_bytes
+        arrays = arrays or self.upload(inputs)
+        output = self.xp.full(inputs.query.shape, np.nan, dtype=inputs.query.dtype)
+        scratch = {
+            name: self.xp.full(shape, np.nan, dtype=np.float32) for name, shape in plan.scratch.items()
+        }
+        arguments = [problem_struct(problem, inputs), pointer_struct(arrays), output]
+        if scratch:
+            arguments.append(pointer_struct(scratch))
+        arguments += [np.int32(number) for number in plan.numbers.values()]
+        return Call(plan.launches, kernels, tuple(arguments), output, [arrays, scratch])
+
+    def run(
+        self,
+        stage: Stage,
+        problem: Problem,
+        inputs: Inputs,
+        source: Source | None = None,
+        plan: Plan | None = None,
+        checks: bool = True,
+    ) -> Outcome:
+        """Run a stage once.
+
+        Args:
+            checks: look for misuse of memory and synchronisation, where the engine can.
+
+        Raises:
+            as ``prepare``; LaunchError: a launch failed.
+        """
+        if problem.batch == 0:  # CUDA has no empty grid
+            validate_inputs(problem, inputs)
+            empty = np.zeros((0, problem.query_heads, problem.head_dim), inputs.query.dtype)
+            return Outcome(empty, metrics_table.empty(), (), self.name, 0.0)
+        return self._run(self.prepare(stage, problem, inputs, source, plan), stage, problem, checks)
+
+    def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool) -> Outcome:
+        raise NotImplementedError
+
+
+def problem_struct(problem: Problem, inputs: Inputs) -> np.void:
+    """CUDA's ``Problem`` by value."""
+    return np.array(
+        (
+            problem.batch,
+            problem.query_heads,
+            problem.kv_heads,
+            problem.head_dim,
+            problem.page_size,
+            inputs.block_tables.shape[1],
+            inputs.scale,
+        ),
+        PROBLEM_STRUCT,
+    )[()]
+
+
+def pointer_struct(arrays: Mapping[str, Any]) -> np.void:
+    """A CUDA struct of pointers by value, in the order of ``arrays``."""
+    dtype = np.dtype([(name, np.uint64) for name in arrays], align=True)
+    return np.array(tuple(array.data.ptr for array in arrays.values()), dtype)[()]
+
+
+class GpuEngine(Engine):
+    """CuPy's ``RawModule`` on the first GPU.
+
+    ``run`` works in a child process: an illegal address poisons a CUDA context for good, and must not take
+    the notebook or the next stage with it.
+    """
+
+    name = "gpu"
+
+    def __init__(self, timeout_s: float = 120.0) -> None:
+        """Open the first GPU.
+
+        Args:
+            timeout_s: wall time of one run, after which a hanging kernel's process is killed.
+
+        Raises:
+            EngineMissing: CuPy or a usable GPU is missing; the message says which and what to do.
+        """
+        try:
+            import cupy
+        except ImportError as error:
+            raise EngineMissing(f"CuPy cannot be imported ({error})") from None
+        try:
+            properties = cupy.cuda.runtime.getDeviceProperties(0)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise EngineMissing(f"no usable GPU ({error})") from None
+        self.xp = cupy
+        self.timeout_s = timeout_s
+        self.device = Device(
+            name=properties["name"].decode(),
+            compute_capability=(properties["major"], properties["minor"]),
+            max_threads=properties["maxThreadsPerBlock"],
+            max_grid=tuple(properties["maxGridSize"]),
+            max_shared_bytes=properties["sharedMemPerBlockOptin"],
+        )
+        self._worker = Worker()
+
+    def module(self, source: Source, defines: Mapping[str, object] | None = None) -> CheckedModule:
+        """As ``Engine.module``, by CuPy's NVRTC."""
+        options = [*OPTIONS, *(f"-I{folder}" for folder in include_folders())]
+        options += [f"-D{name}={value}" for name, value in sorted((defines or {}).items())]
+        raw = self.xp.RawModule(code=source.expanded(), options=tuple(options))
+        try:
+            raw.compile()
+        except self.xp.cuda.compiler.CompileException as error:
+            raise CompileError(error.get_message()) from None
+        # The parameters of each kernel are read off the PTX: CuPy passes on whatever it is given.
+        return CheckedModule(raw, parse(compile_ptx(source, defines, self.device.arch)).functions)
+
+    def run(
+        self,
+        stage: Stage,
+        problem: Problem,
+        inputs: Inputs,
+        source: Source | None = None,
+        plan: Plan | None = None,
+        checks: bool = True,
+    ) -> Outcome:
+        """As ``Engine.run``, in a child process."""
+        plan = plan or stage.plan(problem, self.device)
+        arguments = (stage, problem, inputs, source or stage.source(), plan, checks)
+        try:
+            return self._worker.call(_run_in_child, arguments, timeout_s=self.timeout_s)
+        except LaunchError:
+            self._worker.discard()
+            raise
+        except WorkerDied as error:
+            raise LaunchError(f"{stage.entry}: {error}") from None
+
+    def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool) -> Outcome:
+        runtime_error = (self.xp.cuda.runtime.CUDARuntimeError, self.xp.cuda.driver.CUDADriverError)
+        rows = []
+        started = time.perf_counter()
+        for number, launch in enumerate(call.launches):
+            kernel = call.kernels[launch.entry]
+            start, end = self.xp.cuda.Event(), self.xp.cuda.Event()
+            try:
+                start.record()
+                kernel(launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes)
+                end.record()
+                end.synchronize()
+            except runtime_error as error:
+                raise LaunchError(f"{launch.entry}: {error}") from None
+            common = {"kernel": launch.entry, "launch": number}
+            nanoseconds = 1e6 * self.xp.cuda.get_elapsed_time(start, end)
+            rows.append({**common, "metric": names.TIME, "value": nanoseconds, "unit": "nsecond"})
+            rows.append(
+                {**common, "metric": names.REGISTERS, "value": kernel.num_regs, "unit": "register/thread"}
+            )
+        seconds = time.perf_counter() - started
+        table = metrics_table.build(
+            rows, source="measured", tool="events", gpu=self.device.name, stage=stage.id, problem=problem.name
+        )
+        return Outcome(self.xp.asnumpy(call.output), table, (), self.name, seconds)
+
+
+class CheckedModule:
+    """A CuPy ``RawModule`` whose kernels check what they are given before they launch."""
+
+    def __init__(self, raw: Any, functions: Mapping[str, Function]) -> None:
+        self._raw = raw
+        self._functions = functions
+
+    def get_function(self, name: str) -> CheckedKernel:
+        """The kernel called ``name``.
+
+        Raises:
+            ValueError: there is none; the message lists those there are.
+        """
+        entries = [function.name for function in self._functions.values() if function.entry]
+        if name not in entries:
+            raise ValueError(f"no kernel named {name}; found {', '.join(entries) or 'none'}")
+        return CheckedKernel(self._raw.get_function(name), self._functions[name])
+
+
+class CheckedKernel:
+    """A CuPy kernel that refuses arguments it would misread; all else is CuPy's."""
+
+    def __init__(self, raw: Any, function: Function) -> None:
+        object.__setattr__(self, "_raw", raw)
+        object.__setattr__(self, "_function", function)
+
+    def __call__(self, grid: tuple, block: tuple, args: tuple, *, shared_mem: int = 0) -> None:
+        """Launch, as CuPy does; LaunchError where an argument does not fit its parameter."""
+        check_arguments(self._function, args)
+        self._raw(grid, block, args, shared_mem=shared_mem)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._raw, name, value)
+
+
+_child_engine: GpuEngine | None = None
+
+
+def _run_in_child(arguments: tuple) -> Outcome:
+    global _child_engine
+    _child_engine = _child_engine or GpuEngine()
+    stage, problem, inputs, source, plan, checks = arguments
+    return _child_engine._run(
+        _child_engine.prepare(stage, problem, inputs, source, plan), stage, problem, checks
+    )

@@ -1,0 +1,260 @@
+"""``palab run`` and ``palab check``: run stages, print what came of them, save the figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from labs_common import metric_names as names
+from labs_common import metrics as metrics_table
+from labs_common.benchmark import Benchmark, benchmark_stages
+from labs_common.check import Report
+from labs_common.compare import Verdict, compare
+from labs_common.engines import Engine, LaunchError, Outcome
+from labs_common.gpus import gpu_id
+from labs_common.inputs import make_inputs
+from labs_common.metrics import Metrics
+from labs_common.problem import Problem
+from labs_common.provenance import gpu_provenance, write_provenance
+from labs_common.reference import reference
+from labs_common.simt.errors import SimulationError
+from labs_common.stages import Stage
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage of the table: what it gave, or why it gave nothing."""
+
+    stage: Stage
+    outcome: Outcome | None = None
+    verdict: Verdict | None = None
+    refused: str | None = None
+    failed: str | None = None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the stage ran and is not right."""
+        return self.failed is not None or (
+            self.verdict is not None and not (self.verdict.ok and not self.outcome.findings)
+        )
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    problem: Problem,
+    engine: Engine,
+    console: Console,
+    save: Path | None = None,
+    command: str = "palab run",
+) -> int:
+    """Run, compare, print, save.
+
+    Returns:
+        The exit status: 0 where every stage that takes the problem is right, 1 where one is wrong, 2 where
+        none takes it.
+    """
+    with _progress(console) as progress:
+        task = progress.add_task("reference", total=len(stages) + 1)
+        inputs = make_inputs(problem)
+        expected = reference(problem, inputs)
+        rows = []
+        for stage in stages:
+            progress.update(task, advance=1, description=stage.id)
+            rows.append(_run_one(stage, problem, engine, inputs, expected))
+        benchmark = None
+        ran = [row.stage for row in rows if row.outcome is not None]
+        if engine.name == "gpu" and ran and problem.batch:
+            progress.update(task, description="timing")
+            plans = [(stage.id, stage, stage.plan(problem, engine.device)) for stage in ran]
+            benchmark = benchmark_stages(plans, problem)
+        progress.update(task, completed=len(stages) + 1, description="done")
+    console.print(stage_table(rows, problem, engine, benchmark))
+    for row in rows:
+        if row.outcome is not None:
+            for finding in row.outcome.findings:
+                console.print(f"[red]{row.stage.id}[/] {escape(str(finding))}")
+    if save is not None:
+        save_figures(rows, problem, engine, benchmark, save, command)
+        console.print(f"figures saved in {save}")
+    if all(row.refused for row in rows):
+        return 2
+    timed_wrong = benchmark is not None and not all(v.ok for v in benchmark.verdicts.values())
+    return 1 if timed_wrong or any(row.wrong for row in rows) else 0
+
+
+def _run_one(stage: Stage, problem: Problem, engine: Engine, inputs, expected) -> Row:
+    refused = stage.supports(problem, engine.device)
+    if refused is not None:
+        return Row(stage, refused=refused)
+    try:
+        outcome = engine.run(stage, problem, inputs)
+    except (LaunchError, SimulationError) as error:
+        return Row(stage, failed=str(error))
+    return Row(stage, outcome, compare(outcome.output, expected))
+
+
+def stage_table(rows: Sequence[Row], problem: Problem, engine: Engine, benchmark: Benchmark | None) -> Table:
+    """The stage table, with what the engine can say: times on a GPU, counts in the simulator."""
+    table = Table(title=escape(str(problem)), caption=_caption(engine, benchmark), title_justify="left")
+    table.add_column("stage")
+    table.add_column("result")
+    table.add_column("max error", justify="right")
+    columns = _time_columns if benchmark else _count_columns
+    headers = (
+        ("time", "x the one before", "bandwidth", "of the read ceiling")
+        if benchmark
+        else ("warp instructions", "global sectors", "sectors/request", "shared wavefronts", "host time")
+    )
+    for header in headers:
+        table.add_column(header, justify="right")
+    previous = None
+    for row in rows:
+        if row.outcome is None:
+            result = (
+                f"[dim]refused: {escape(row.refused)}[/]" if row.refused else f"[red]{escape(row.failed)}[/]"
+            )
+            table.add_row(row.stage.id, result)
+            continue
+        ok = not row.wrong
+        result = "[green]right[/]" if ok else f"[red]wrong: {escape(row.verdict.diagnosis)}[/]"
+        table.add_row(
+            row.stage.id, result, _number(row.verdict.max_error, ".1e"), *columns(row, previous, benchmark)
+        )
+        previous = row
+    return table
+
+
+def _time_columns(row: Row, previous: Row | None, benchmark: Benchmark) -> list[str]:
+    timing = benchmark.timings[row.stage.id]
+    ratio = benchmark.timings[previous.stage.id].median_s / timing.median_s if previous else math.nan
+    bandwidth = benchmark.bandwidth(row.stage.id)
+    return [
+        f"{timing.median_s * 1e6:,.1f} us",
+        _number(ratio, ".2f"),
+        f"{bandwidth / 1e9:,.0f} GB/s",
+        f"{100 * bandwidth / benchmark.ceiling:.1f} %",
+    ]
+
+
+def _count_columns(row: Row, previous: Row | None, benchmark: None) -> list[str]:
+    totals = metrics_table.stage_totals(row.outcome.metrics)
+
+    def value(metric: str) -> float:
+        return metrics_table.value(totals, metric)
+
+    sectors, requests = value(names.GLOBAL_LOAD_SECTORS), value(names.GLOBAL_LOAD_REQUESTS)
+    return [
+        _number(value(names.INSTRUCTIONS), ",.0f"),
+        _number(sectors, ",.0f"),
+        _number(sectors / requests if requests else math.nan, ".2f"),
+        _number(value(names.SHARED_WAVEFRONTS), ",.0f"),
+        f"{row.outcome.seconds:.2f} s",
+    ]
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def _caption(engine: Engine, benchmark: Benchmark | None) -> str:
+    if benchmark is None:
+        return (
+            f"{engine.name}: counts, for {engine.device.arch}; host time is the simulator's, not a kernel's"
+        )
+    first = next(iter(benchmark.timings.values()))
+    return (
+        f"measured on {benchmark.gpu}: median of {first.rounds} interleaved graph replays over "
+        f"{first.sets} input sets, merge included; read ceiling {benchmark.ceiling / 1e9:,.0f} GB/s over "
+        f"{benchmark.ceiling_bytes / 2**30:g} GiB in the same run"
+    )
+
+
+def benchmark_metrics(benchmark: Benchmark, stages: Sequence[Stage]) -> Metrics:
+    """A benchmark as Metrics rows: times of whole calls by events, and the read ceiling."""
+    common = {
+        "source": "measured",
+        "tool": "events",
+        "gpu": gpu_id(benchmark.gpu),
+        "problem": benchmark.problem.name,
+    }
+    rows = [
+        {
+            **common,
+            "stage": stage.id,
+            "kernel": metrics_table.ALL_KERNELS,
+            "metric": names.TIME,
+            "value": benchmark.timings[stage.id].median_s * 1e9,
+            "unit": "nsecond",
+            "reason": f"median of {benchmark.timings[stage.id].rounds} graph replays over "
+            f"{benchmark.timings[stage.id].sets} input sets",
+        }
+        for stage in stages
+        if stage.id in benchmark.timings
+    ]
+    rows.append(
+        {
+            **common,
+            "metric": names.PEAK_BANDWIDTH,
+            "value": benchmark.ceiling,
+            "unit": "byte/second",
+            "reason": f"plain read of {benchmark.ceiling_bytes} bytes in the same run",
+        }
+    )
+    return metrics_table.build(rows)
+
+
+def save_figures(
+    rows: Sequence[Row],
+    problem: Problem,
+    engine: Engine,
+    benchmark: Benchmark | None,
+    folder: Path,
+    command: str,
+) -> None:
+    """Write ``<problem>.csv`` (and on a GPU ``provenance.json``) into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stages = [row.stage for row in rows if row.outcome is not None]
+    if benchmark is None:
+        tables = [row.outcome.metrics for row in rows if row.outcome is not None]
+    else:
+        tables = [benchmark_metrics(benchmark, stages)]
+    metrics_table.save(metrics_table.concat(tables), folder / f"{problem.name}.csv")
+    if benchmark is not None:
+        errors = {row.stage.id: row.verdict.max_error for row in rows if row.outcome is not None}
+        write_provenance(folder, {**gpu_provenance(command), "problem": str(problem), "max_error": errors})
+
+
+def print_report(report: Report, console: Console) -> None:
+    """A report for a person: one line per problem, then what is wrong."""
+    if report.error is not None:
+        console.print(f"[red]{report.source_name} cannot run as {report.stage}[/]\n{escape(report.error)}")
+    for result in report.results:
+        verdict = result.verdict
+        if result.ok:
+            mark, words = "[green]right[/]", verdict.diagnosis
+        else:
+            mark = "[red]wrong[/]"
+            words = result.error or (verdict.diagnosis if verdict else "")
+        console.print(f"{mark} {escape(str(result.problem))}: {escape(words)}")
+        for finding in result.findings:
+            console.print(f"      {escape(str(finding))}")
+    if report.ok:
+        console.print(f"[green]{report.source_name} is right as {report.stage}[/] ({report.engine})")
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )

@@ -1,0 +1,126 @@
+"""Time on a GPU: whole calls by graph replay, interleaved, beside plain reading in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labs_common.source import Source
+
+if TYPE_CHECKING:
+    from labs_common.engines import Engine
+
+CEILING_BYTES = 4 << 30  # one buffer, far past any L2
+ROUNDS = 21
+# (threads per block, blocks per multiprocessor, loads in flight per thread); the best differs by GPU and size
+CEILING_SHAPES = ((1024, 2, 4), (1024, 2, 8), (1024, 2, 16), (512, 4, 8), (256, 8, 8))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one call.
+
+    Attributes:
+        median_s, p90_s: seconds over the rounds; each round's value is the mean over the input sets.
+        sets: different input sets that a round goes through.
+        rounds: measurements.
+    """
+
+    median_s: float
+    p90_s: float
+    sets: int
+    rounds: int
+
+
+def time_gpu(
+    xp: Any, calls: Mapping[str, Sequence[Callable[[], None]]], rounds: int = ROUNDS
+) -> dict[str, Timing]:
+    """Time several calls against each other.
+
+    Each call's input sets are captured in one CUDA graph; every round replays each graph once between two
+    events, so that drift of clocks and neighbours meets all of them alike.
+
+    Args:
+        xp: CuPy.
+        calls: per name, the same call on different input sets, which together should pass the L2 cache.
+        rounds: how often each graph is measured, after two replays that are not.
+    """
+    stream = xp.cuda.Stream(non_blocking=True)
+    graphs = {}
+    with stream:
+        for name, sets in calls.items():
+            for call in sets:
+                call()  # outside the capture: modules are loaded at the first launch
+            stream.synchronize()
+            stream.begin_capture()
+            for call in sets:
+                call()
+            graphs[name] = stream.end_capture()
+        for graph in graphs.values():
+            graph.launch(stream)
+            graph.launch(stream)
+        events = {name: [] for name in graphs}
+        for _ in range(rounds):
+            for name, graph in graphs.items():
+                start, end = xp.cuda.Event(), xp.cuda.Event()
+                start.record(stream)
+                graph.launch(stream)
+                end.record(stream)
+                events[name].append((start, end))
+        stream.synchronize()
+    timings = {}
+    for name, pairs in events.items():
+        seconds = [xp.cuda.get_elapsed_time(*pair) / 1e3 / len(calls[name]) for pair in pairs]
+        timings[name] = Timing(
+            float(np.median(seconds)), float(np.quantile(seconds, 0.9)), len(calls[name]), rounds
+        )
+    return timings
+
+
+def ceiling_bytes(engine: Engine) -> int:
+    """``CEILING_BYTES``, or as much of it (halved) as the GPU has free."""
+    nbytes = CEILING_BYTES
+    while nbytes > engine.xp.cuda.Device().mem_info[0] * 0.8:
+        nbytes //= 2
+    return nbytes
+
+
+def ceiling_calls(engine: Engine, nbytes: int) -> dict[str, list[Callable[[], None]]]:
+    """Calls that read ``nbytes`` (a multiple of 16) of memory, one per launch shape, for ``time_gpu``.
+
+    Buffers that are small against the L2 cache are rotated.
+    """
+    xp = engine.xp
+    properties = xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)
+    rotation = max(1, -(-4 * properties["l2CacheSize"] // nbytes))
+    buffer = xp.empty(rotation * nbytes // 4, dtype=np.uint32)
+    buffer[:] = xp.arange(buffer.size, dtype=np.uint32)  # zeros can read faster than data
+    sink = xp.zeros(65536, dtype=np.uint32)
+    source = Source.read(Path(__file__).with_name("read_ceiling.cu"))
+    calls = {}
+    for threads, blocks, loads in CEILING_SHAPES:
+        kernel = engine.module(source, {"LOADS": loads}).get_function("read_ceiling")
+        grid = (properties["multiProcessorCount"] * blocks, 1, 1)
+        calls[f"read {threads}x{blocks}x{loads}"] = [
+            _bind(kernel, grid, (threads, 1, 1), buffer[i * nbytes // 4 : (i + 1) * nbytes // 4], sink)
+            for i in range(rotation)
+        ]
+    return calls
+
+
+def _bind(kernel: Any, grid: tuple, block: tuple, words: Any, sink: Any) -> Callable[[], None]:
+    return lambda: kernel(grid, block, (words, sink, np.uint64(words.nbytes // 16)))
+
+
+def read_ceiling(engine: Engine, nbytes: int, rounds: int = ROUNDS) -> float:
+    """Bytes per second of the best plain read of ``nbytes`` of memory."""
+    return ceiling_of(time_gpu(engine.xp, ceiling_calls(engine, nbytes), rounds), nbytes)
+
+
+def ceiling_of(timings: Mapping[str, Timing], nbytes: int) -> float:
+    """Bytes per second of the best launch shape of ``ceiling_calls`` among some timings."""
+    return nbytes / min(t.median_s for name, t in timings.items() if name.startswith("read "))
