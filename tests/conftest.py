@@ -1,0 +1,39 @@
+"""Skipped tests are counted by kind, and only three kinds are allowed."""
+
+import os
+from collections import Counter
+
+import pytest
+
+# What a machine may lack; every other reason to skip fails the run where CI is set.
+SKIP_KINDS = ("gpu", "browser", "triton")
+
+
+def skip_kind(report) -> str:
+    """The marker that explains a skip, or the reason itself."""
+    for kind in SKIP_KINDS:
+        if kind in report.keywords or f"Skipped: {kind}:" in str(report.longrepr):
+            return kind
+    _, _, reason = (
+        report.longrepr if isinstance(report.longrepr, tuple) else (None, None, str(report.longrepr))
+    )
+    return reason.removeprefix("Skipped: ")
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """One line with the number of skipped tests of each kind, none left out."""
+    counts = Counter(skip_kind(report) for report in terminalreporter.stats.get("skipped", []))
+    listed = {kind: counts.pop(kind, 0) for kind in SKIP_KINDS} | counts
+    terminalreporter.write_line("skipped: " + ", ".join(f"{kind} {count}" for kind, count in listed.items()))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session, exitstatus) -> None:
+    """In CI a test may not be skipped for another reason than those of ``SKIP_KINDS``."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if os.environ.get("CI") != "true" or reporter is None or exitstatus:
+        return
+    others = {skip_kind(report) for report in reporter.stats.get("skipped", [])} - set(SKIP_KINDS)
+    if others:
+        reporter.write_line(f"not allowed in CI, skipped because: {'; '.join(sorted(others))}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
