@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from labs_common.gpus import display_name
-from labs_common.metrics import ABSENT, Metrics
+from labs_common.metrics import ABSENT, Metrics, MetricsError
 
 WIDTH = 9.0  # inches: the width of a notebook's output cell
 DPI = 110
@@ -157,6 +157,29 @@ def groups(frame: Metrics) -> list[Group]:
     return found
 
 
+def kernels_of(frame: Metrics) -> list[tuple[str, str]]:
+    """Stage and kernel of every kernel, by stage, a stage's kernels in order of appearance.
+
+    Raises:
+        MetricsError: no kernel.
+    """
+    rows = frame.loc[frame["kernel"] != "", ["stage", "kernel"]].drop_duplicates()
+    if rows.empty:
+        raise MetricsError("no kernel in these metrics to draw")
+    return list(rows.sort_values("stage", kind="stable").itertuples(index=False, name=None))
+
+
+def kernel_labels(kernels: Sequence[tuple[str, str]]) -> list[str]:
+    """Kernels on an axis: the stage's number and name in two lines, or "partial" and "merge"."""
+    labels = []
+    for stage, kernel in kernels:
+        ordinal, _, name = stage.partition("_")
+        if sum(other == stage for other, _ in kernels) > 1:
+            name = kernel.removeprefix(f"paged_attention_{name}").lstrip("_") or "partial"
+        labels.append(f"{ordinal}\n{name.replace('_', ' ')}" if stage else kernel)
+    return labels
+
+
 def shown_unit(unit: str) -> tuple[str, float]:
     """The unit a chart shows for a base unit, and how many base units it is."""
     return SHOWN_UNITS.get(unit, (unit, 1.0))
@@ -189,4 +212,5 @@ def gap(axes: Axes, x: float, reason: str) -> None:
 
 def legend_below(chart: Chart, handles: Sequence[Any], labels: Sequence[str]) -> None:
     """One legend for the whole chart, under the panels."""
-    chart.legend(handles, labels, loc="outside lower left", ncols=1 if len(labels) > 2 else len(labels))
+    columns = len(labels) if sum(map(len, labels)) + 8 * len(labels) < 130 else 1
+    chart.legend(handles, labels, loc="outside lower left", ncols=columns)

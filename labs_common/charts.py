@@ -1,4 +1,4 @@
-"""Charts: Metrics in, a matplotlib Figure out; they pick rows and units and calculate nothing.
+"""Charts: Metrics in, a matplotlib Figure out; they pick rows and units, `derive` calculates.
 
 Every chart says in its title or legend where its figures come from, tells groups apart by colour and by hatch
 or marker, and draws an absent value as a gap with its reason. `Chart.alt_text()` says in words what it shows.
@@ -12,6 +12,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from labs_common import metric_names as names
+from labs_common.chart_details import memory_table, simulated_against_measured, source_lines, stall_reasons
+from labs_common.chart_occupancy import occupancy_curve
+from labs_common.chart_roofline import ceilings, roofline
 from labs_common.chart_style import (
     COLOURS,
     HATCHES,
@@ -20,6 +23,8 @@ from labs_common.chart_style import (
     absence,
     gap,
     groups,
+    kernel_labels,
+    kernels_of,
     legend_below,
     new_chart,
     number,
@@ -29,7 +34,6 @@ from labs_common.chart_style import (
 from labs_common.gpus import display_name
 from labs_common.metrics import (
     Metrics,
-    MetricsError,
     group_launches,
     is_additive,
     one,
@@ -37,6 +41,18 @@ from labs_common.metrics import (
     stage_totals,
     value,
 )
+
+__all__ = [
+    "Chart",
+    "ceilings",
+    "memory_table",
+    "occupancy_curve",
+    "roofline",
+    "simulated_against_measured",
+    "source_lines",
+    "stage_progression",
+    "stall_reasons",
+]
 
 PROGRESSION = (
     names.TIME,
@@ -47,31 +63,6 @@ PROGRESSION = (
     names.DRAM_ACTIVE_CYCLES,
 )
 _LOG_PANELS = {names.TIME}
-
-
-def kernel_label(stage: str, kernel: str, kernels: list[str]) -> str:
-    """A kernel on an axis: the stage's number and name; of a stage with a merge, "partial" or "merge"."""
-    ordinal, _, name = stage.partition("_")
-    if len(kernels) > 1:
-        name = kernel.removeprefix(f"paged_attention_{name}").lstrip("_") or "partial"
-    return f"{ordinal}\n{name.replace('_', ' ')}"
-
-
-def _kernels(frame: Metrics) -> list[tuple[str, str]]:
-    """Stage and kernel of every kernel, by stage, a stage's kernels in launch order."""
-    rows = frame[frame["kernel"] != ""][["stage", "kernel", "launch"]].drop_duplicates(["stage", "kernel"])
-    if rows.empty:
-        raise MetricsError("no kernel in these metrics to draw")
-    return list(
-        rows.sort_values(["stage"], kind="stable")[["stage", "kernel"]].itertuples(index=False, name=None)
-    )
-
-
-def _labels(kernels: list[tuple[str, str]]) -> list[str]:
-    of_stage: dict[str, list[str]] = {}
-    for stage, kernel in kernels:
-        of_stage.setdefault(stage, []).append(kernel)
-    return [kernel_label(stage, kernel, of_stage[stage]) for stage, kernel in kernels]
 
 
 @styled
@@ -86,7 +77,7 @@ def stage_progression(frame: Metrics, metrics: tuple[str, ...] = PROGRESSION) ->
         MetricsError: no kernel to draw.
     """
     frame = group_launches(select(frame, line=None))
-    kernels, drawn = _kernels(frame), groups(frame)
+    kernels, drawn = kernels_of(frame), groups(frame)
     rows = -(-len(metrics) // 2)
     chart = new_chart(2.15 * rows + 0.75 + 0.2 * len(drawn), "From stage to stage, kernel by kernel")
     panels = np.atleast_1d(chart.subplots(rows, 2, sharex=True)).ravel()
@@ -106,7 +97,7 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
     width, turn = 0.8 / len(drawn), 0 if len(drawn) == 1 else 90
     unit, spoken = "", []
     totals = stage_totals(frame) if is_additive(metric, "") else frame.iloc[:0]
-    names_on_axis = [text.replace("\n", " ") for text in _labels(kernels)]
+    names_on_axis = [text.replace("\n", " ") for text in kernel_labels(kernels)]
     for g, group in enumerate(drawn):
         for k, (stage, kernel) in enumerate(kernels):
             place = k + (g - (len(drawn) - 1) / 2) * width
@@ -139,7 +130,7 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
     label = names.label(metric) + (", line: theoretical" if metric == names.ACHIEVED_OCCUPANCY else "")
     logarithmic = metric in _LOG_PANELS and bool(axes.patches)
     axes.set_title(", ".join(filter(None, (label, unit, "logarithmic" if logarithmic else ""))))
-    axes.set_xticks(range(len(kernels)), _labels(kernels))
+    axes.set_xticks(range(len(kernels)), kernel_labels(kernels))
     axes.grid(axis="x", visible=False)
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(kernels) - 0.4)
