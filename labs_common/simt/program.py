@@ -17,6 +17,7 @@ What both engines may rely on:
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -174,6 +175,17 @@ class Program:
                 source = found[source.index]
             found[index] = source
         return found
+
+    @cached_property
+    def resolved_live(self) -> tuple[list[int], list[int]]:
+        """live_in and live_out where aliases are read at their source and launch constants not at all."""
+        constant = {r.index for i in self.launch_constants for r in writes(self.instructions[i])}
+
+        def resolve(register: Register) -> Register | None:
+            source = self.aliases.get(register.index, register)
+            return source if isinstance(source, Register) and source.index not in constant else None
+
+        return _liveness(self, resolve)
 
     def _is_guarded(self, i: int) -> bool:
         return self.executed_in[i] != self.charged[i]
@@ -611,18 +623,23 @@ def _split(instructions: list[Instruction]) -> tuple[list[Block], list[int], lis
     return blocks, executed, charged
 
 
-def _liveness(program: Program) -> None:
+def _liveness(
+    program: Program, resolve: Callable[[Register], Register | None]
+) -> tuple[list[int], list[int]]:
+    """Live registers at the start and end of each block, as bit sets; resolve gives what is read instead."""
     used, defined = [], []
     for block in program.blocks:
         use = define = 0
         for i in range(block.start, block.stop):
             instruction = program.instructions[i]
-            for register in reads(instruction):
-                use |= 1 << register.index & ~define
+            for register in map(resolve, reads(instruction)):
+                if register is not None:
+                    use |= 1 << register.index & ~define
             for register in writes(instruction):
                 define |= 1 << register.index
-        if isinstance(block.predicate, Register):
-            use |= 1 << block.predicate.index & ~define
+        register = resolve(block.predicate) if block.predicate else None
+        if register is not None:
+            use |= 1 << register.index & ~define
         used.append(use)
         defined.append(define)
     live_in, live_out = list(used), [0] * len(used)
@@ -637,7 +654,7 @@ def _liveness(program: Program) -> None:
             if out != live_out[block.index] or new != live_in[block.index]:
                 live_out[block.index], live_in[block.index] = out, new
                 changed = True
-    program.live_in, program.live_out = live_in, live_out
+    return live_in, live_out
 
 
 _MEMORY_OPCODES = ("ld", "ldu", "st", "atom", "red")
@@ -710,5 +727,5 @@ def build(module: Module, entry: str) -> Program:
         charged=charged,
     )
     _accesses(program)
-    _liveness(program)
+    program.live_in, program.live_out = _liveness(program, lambda register: register)
     return program

@@ -1,0 +1,67 @@
+"""Where compiled code finds its state: byte offsets shared by the code generator and the engine.
+
+A worker thread owns one *context*, its counters, its access cache, its sector maps, one block's shared and
+local memory, and one *warp state* for each warp of a block. Workers share the block counter, the stop word, the
+instruction pool and the lowest faulty block, reached through pointers in the context.
+"""
+
+from __future__ import annotations
+
+# ---- context: 8-byte fields
+_FIELDS = (
+    "params counters cache table table_count warps warp_stride shared shared_size shared_flags "
+    "local local_bytes local_total stop budget pool constants symbols ntid_x ntid_y ntid_z nctaid_x nctaid_y "
+    "nctaid_z ctaid_x ctaid_y ctaid_z block threads warps_per_block next_block block_count block_list "
+    "fault_block done fault fault_instruction fault_lane fault_address fault_warp fault_extra clock "
+    "checks shared_window local_window host call track_shared"
+).split()
+CTX = {name: 8 * k for k, name in enumerate(_FIELDS)}
+SCRATCH_ADDRESSES = 1024  # 32 x i64
+SCRATCH_DATA = 2048  # 32 lanes x 32 bytes
+SCRATCH_MORE = 4096  # 32 lanes x 32 bytes, second operand of atomics
+CTX_BYTES = 8192
+
+# ---- access cache: one entry for each memory instruction
+CACHE_BASE, CACHE_ONE, CACHE_FULL, CACHE_DELTA, CACHE_SECTORS, CACHE_TRACK = 0, 8, 16, 24, 32, 40
+CACHE_BYTES = 64
+
+# ---- allocation table, sorted by base
+TABLE_BASE, TABLE_SIZE, TABLE_HOST, TABLE_READ, TABLE_WRITTEN, TABLE_TRACK = 0, 8, 16, 24, 32, 40
+TABLE_BYTES = 64
+
+# ---- warp state
+WARP_BLOCK = 0  # i32: uniform form: the block every lane enters next; -1: masked form, see WARP_PCS
+WARP_ALIVE = 4  # i32: lanes that have not exited
+WARP_STATUS = 8  # i32: see STATUS_*
+WARP_ENTERED = 12  # i32: 1 where the barrier or shuffle at the head of WARP_BLOCK has been passed
+WARP_INDEX = 16  # i64: number of the warp in its block
+WARP_FIRST = 24  # i32: lanes that exist
+WARP_BARRIER = 64  # 32 x i32: barrier number that each lane waits at
+WARP_COUNT = 192  # 32 x i32: thread count that the barrier was given, 0: all threads of the block
+WARP_PCS = 320  # 32 x i32: 2 * block + (1: its barrier has been passed) + WAIT or PARK
+WARP_TID = 448  # 3 x 32 x i32: tid.x, tid.y, tid.z
+WARP_SLOTS = 896  # registers that live across blocks
+
+STATUS_READY, STATUS_DONE, STATUS_BARRIER = 0, 1, 2
+PARK = 1 << 30  # waits at a block barrier
+WAIT = 1 << 29  # waits for lanes of its warp
+NEVER = 0x7FFFFFFF  # the pc of a lane that has exited
+
+# ---- what a warp function returns
+DONE, BARRIER, SWITCH, FAULT, STOP, BUDGET, STALL = range(7)
+
+# ---- fault kinds
+(
+    OUT_OF_BOUNDS,
+    MISALIGNED,
+    UNWRITTEN_SHARED,
+    UNWRITTEN_GLOBAL,
+    MASK_EXITED,
+    MASK_ABSENT,
+    TRAPPED,
+    BAD_INDEX,
+    NOT_IN_MASK,
+) = range(1, 10)
+
+SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC, SPACE_PARAM = range(5)
+POOL_CHUNK = 1 << 20  # warp instructions that a worker takes from the pool at once

@@ -1,0 +1,716 @@
+"""The helpers that compiled kernels call where an access is not of the simple kind, and the driver of blocks.
+
+All of it is LLVM IR, emitted into each kernel's module, so that one object file is all that the cache keeps.
+Addresses come in the context's scratch area (32 x i64), data in lane order, `span` bytes a lane.
+"""
+
+from __future__ import annotations
+
+from . import llvm_layout as at
+from .llvm_layout import CTX
+from .llvm_text import Builder, Module, Value, const
+
+SPANS = (1, 2, 4, 8, 16, 32)
+ACCESS_COUNTERS = 4  # i64 for each access: sectors, wavefronts, global requests, shared requests
+SECTORS, WAVEFRONTS, GLOBAL_REQUESTS, SHARED_REQUESTS = range(4)
+
+
+class Function(Builder):
+    """A builder whose variables are allocas and which can write loops and conditions."""
+
+    def variable(self, type_: str, value: Value | None = None) -> str:
+        name = self.alloca(type_, 8)
+        if value is not None:
+            self.store(value, name)
+        return name
+
+    def i32(self, number: int) -> Value:
+        return const("i32", number)
+
+    def i64(self, number: int) -> Value:
+        return const("i64", number)
+
+    def ctx(self, name: str, type_: str = "i64") -> Value:
+        return self.field(type_, "%ctx", CTX[name])
+
+    def ctx_pointer(self, name: str) -> str:
+        return self.field("ptr", "%ctx", CTX[name]).name
+
+    def begin(self) -> None:
+        self.label("start")
+
+    def start_if(self, condition: Value, weights: str = "") -> str:
+        """Opens the block where the condition holds; `end_if(result)` closes it."""
+        yes, after = self.new_label("yes"), self.new_label("after")
+        self.cond(condition, yes, after, weights)
+        self.label(yes)
+        return after
+
+    def end_if(self, after: str) -> None:
+        self.br(after)
+        self.label(after)
+
+
+def fault(f: Function, kind: int, instruction: Value, lane: Value, address: Value, extra: Value) -> None:
+    """Note a fault in the context; the caller returns."""
+    f.store(f.i64(kind), f.pointer("%ctx", CTX["fault"]))
+    for name, value in (
+        ("fault_instruction", instruction),
+        ("fault_lane", lane),
+        ("fault_address", address),
+        ("fault_extra", extra),
+    ):
+        f.store(f.resize(value, "i64"), f.pointer("%ctx", CTX[name]))
+    f.store(f.field("i64", "%warp", at.WARP_INDEX), f.pointer("%ctx", CTX["fault_warp"]))
+
+
+def resolve(module: Module) -> None:
+    """ptr resolve(ctx, entry, address, span, store): host pointer of a global address, or null.
+
+    Refills the access's cache entry with the allocation it found.
+    """
+    f = Function(
+        module,
+        "resolve",
+        "ptr",
+        [("ptr", "ctx"), ("ptr", "entry"), ("i64", "address"), ("i64", "span"), ("i1", "store")],
+        noinline=True,
+    )
+    f.begin()
+    address, span, store = Value("%address", "i64"), Value("%span", "i64"), Value("%store", "i1")
+    offset = f.bin("sub", address, f.field("i64", "%entry", at.CACHE_BASE))
+    hit = f.icmp("ult", offset, f.field("i64", "%entry", at.CACHE_ONE))
+    after = f.start_if(hit)
+    f.ret(
+        f.emit(
+            f"inttoptr i64 {f.bin('add', address, f.field('i64', '%entry', at.CACHE_DELTA)).name} to ptr",
+            "ptr",
+        )
+    )
+    f.label(after)
+    count = f.ctx("table_count")
+    index = f.variable("i64", f.i64(0))
+    loop, body, found, following, none = (f.new_label(s) for s in ("loop", "body", "found", "next", "none"))
+    f.br(loop)
+    f.label(loop)
+    k = f.load("i64", index)
+    f.cond(f.icmp("ult", k, count), body, none)
+    f.label(body)
+    row = f.pointer(f.ctx_pointer("table"), f.bin("mul", k, f.i64(at.TABLE_BYTES)))
+    base, size = f.field("i64", row, at.TABLE_BASE), f.field("i64", row, at.TABLE_SIZE)
+    offset = f.bin("sub", address, base)
+    inside = f.bin("and", f.icmp("ult", offset, size), f.icmp("uge", f.bin("sub", size, offset), span))
+    f.cond(inside, found, following)
+    f.label(following)
+    f.store(f.bin("add", k, f.i64(1)), index)
+    f.br(loop)
+    f.label(found)
+    f.store(base, f.pointer("%entry", at.CACHE_BASE))
+    # sizes are below 2^62, so that signed comparison of the differences is safe
+    f.store(f.bin("add", f.bin("sub", size, span), f.i64(1)), f.pointer("%entry", at.CACHE_ONE))
+    whole = f.bin("add", f.bin("sub", size, f.bin("mul", span, f.i64(32))), f.i64(1))
+    track = f.field("i64", row, at.TABLE_TRACK)
+    usable = f.bin("and", f.icmp("sgt", whole, f.i64(0)), f.icmp("eq", track, f.i64(0)))
+    f.store(f.select(usable, whole, f.i64(0)), f.pointer("%entry", at.CACHE_FULL))
+    delta = f.bin("sub", f.field("i64", row, at.TABLE_HOST), base)
+    f.store(delta, f.pointer("%entry", at.CACHE_DELTA))
+    sectors = f.select(store, f.field("i64", row, at.TABLE_WRITTEN), f.field("i64", row, at.TABLE_READ))
+    f.store(sectors, f.pointer("%entry", at.CACHE_SECTORS))
+    f.store(track, f.pointer("%entry", at.CACHE_TRACK))
+    f.ret(f.emit(f"inttoptr {f.bin('add', address, delta)} to ptr", "ptr"))
+    f.label(none)
+    f.ret(Value("null", "ptr"))
+    f.finish()
+
+
+def wavefronts(module: Module) -> None:
+    """i64 wavefronts(addresses, mask, span): shared-memory passes of one warp instruction.
+
+    Up to 4 bytes a lane the warp is one group, 8 bytes: half warps, 16 bytes: quarter warps. A group takes as
+    many passes as the most distinct 4-byte words in any of the 32 banks.
+    """
+    f = Function(
+        module,
+        "wavefronts",
+        "i64",
+        [("ptr", "addresses"), ("i32", "mask"), ("i64", "span")],
+        noinline=True,
+    )
+    f.begin()
+    mask, span = Value("%mask", "i32"), Value("%span", "i64")
+    small = f.icmp("ule", span, f.i64(4))
+    size = f.select(small, f.i64(32), f.bin("udiv", f.i64(128), f.bin("add", span, Value("0", "i64"))))
+    size = f.select(f.icmp("ult", size, f.i64(4)), f.i64(4), size)
+    words = f.select(small, f.i64(1), f.bin("lshr", span, f.i64(2)))
+    counts = f.alloca("[32 x i32]")
+    table = f.alloca("[32 x [32 x i64]]")
+    first = f.variable("i64", f.i64(0))
+    total = f.variable("i64", f.i64(0))
+    group, inner, leave = f.new_label("group"), f.new_label("inner"), f.new_label("leave")
+    f.br(group)
+    f.label(group)
+    lane0 = f.load("i64", first)
+    f.cond(f.icmp("ult", lane0, f.i64(32)), inner, leave)
+    f.label(inner)
+    f.store(Value("zeroinitializer", "[32 x i32]"), counts)
+    most = f.variable("i32")
+    f.store(f.i32(0), most)
+    lane_variable, word_variable, search = f.variable("i64"), f.variable("i64"), f.variable("i32")
+    f.store(lane0, lane_variable)
+    lanes, lane_body, lane_next, group_end = (
+        f.new_label(s) for s in ("lanes", "lane", "lane_next", "group_end")
+    )
+    f.br(lanes)
+    f.label(lanes)
+    lane = f.load("i64", lane_variable)
+    f.cond(f.icmp("ult", lane, f.bin("add", lane0, size)), lane_body, group_end)
+    f.label(lane_body)
+    active = f.bin("and", f.bin("lshr", mask, f.resize(lane, "i32")), f.i32(1))
+    word_loop, word_body, new_word, compare, same, word_next = (
+        f.new_label(s) for s in ("words", "word", "new", "compare", "same", "word_next")
+    )
+    f.store(f.i64(0), word_variable)
+    f.cond(f.icmp("ne", active, f.i32(0)), word_loop, lane_next)
+    f.label(word_loop)
+    k = f.load("i64", word_variable)
+    f.cond(f.icmp("ult", k, words), word_body, lane_next)
+    f.label(word_body)
+    address = f.load("i64", f.pointer("%addresses", f.bin("mul", lane, f.i64(8))))
+    word = f.bin("add", f.bin("lshr", address, f.i64(2)), k)
+    bank = f.bin("and", word, f.i64(31))
+    counter = f.pointer(counts, f.bin("mul", bank, f.i64(4)))
+    have = f.load("i32", counter)
+    row = f.pointer(table, f.bin("mul", bank, f.i64(256)))
+    f.store(f.i32(0), search)
+    f.br(compare)
+    f.label(compare)
+    s = f.load("i32", search)
+    f.cond(f.icmp("ult", s, have), same, new_word)
+    f.label(same)
+    known = f.load("i64", f.pointer(row, f.bin("mul", f.resize(s, "i64"), f.i64(8))))
+    f.store(f.bin("add", s, f.i32(1)), search)
+    f.cond(f.icmp("eq", known, word), word_next, compare)
+    f.label(new_word)
+    f.store(word, f.pointer(row, f.bin("mul", f.resize(have, "i64"), f.i64(8))))
+    more = f.bin("add", have, f.i32(1))
+    f.store(more, counter)
+    f.store(f.intrinsic("umax", f.load("i32", most), more), most)
+    f.br(word_next)
+    f.label(word_next)
+    f.store(f.bin("add", k, f.i64(1)), word_variable)
+    f.br(word_loop)
+    f.label(lane_next)
+    f.store(f.bin("add", lane, f.i64(1)), lane_variable)
+    f.br(lanes)
+    f.label(group_end)
+    f.store(f.bin("add", f.load("i64", total), f.resize(f.load("i32", most), "i64")), total)
+    f.store(f.bin("add", lane0, size), first)
+    f.br(group)
+    f.label(leave)
+    f.ret(f.load("i64", total))
+    f.finish()
+
+
+def place(module: Module) -> None:
+    """i1 place(ctx, warp, entry, instruction, space, store, span, lane, address, host*, seen*)
+
+    Finds the host pointer of one lane's access, or notes a fault and returns false. seen gets bit 0 for global,
+    bit 1 for shared, bit 2 for local memory. Marks what was written, and refuses shared words never written.
+    """
+    f = Function(
+        module,
+        "place",
+        "i1",
+        [
+            ("ptr", "ctx"),
+            ("ptr", "warp"),
+            ("ptr", "entry"),
+            ("i32", "instruction"),
+            ("i32", "space"),
+            ("i32", "kind"),
+            ("i64", "span"),
+            ("i32", "lane"),
+            ("i64", "address"),
+            ("ptr", "host"),
+            ("ptr", "seen"),
+        ],
+        noinline=True,
+    )
+    f.begin()
+    address, span = Value("%address", "i64"), Value("%span", "i64")
+    lane, instruction = Value("%lane", "i32"), Value("%instruction", "i32")
+    space, kind = Value("%space", "i32"), Value("%kind", "i32")  # kind: 0 load, 1 store, 2 both
+    writes = f.icmp("ne", kind, f.i32(0))
+    reads = f.icmp("ne", kind, f.i32(1))
+
+    def fails(number: int) -> None:
+        fault(f, number, instruction, lane, address, span)
+        f.ret(Value("false", "i1"))
+
+    wrong = f.icmp("ne", f.bin("and", address, f.bin("sub", span, f.i64(1))), f.i64(0))
+    after = f.start_if(wrong, "unlikely")
+    fails(at.MISALIGNED)
+    f.label(after)
+
+    shared, local, global_, param = (f.new_label(s) for s in ("shared", "local", "global", "param"))
+    generic, not_shared, beyond, apart = (
+        f.new_label(s) for s in ("generic", "not_shared", "beyond", "apart")
+    )
+    apart_label = apart
+    f.br(apart_label)
+    f.label(apart)
+    f.switch(
+        space,
+        global_,
+        [
+            (at.SPACE_SHARED, shared),
+            (at.SPACE_LOCAL, local),
+            (at.SPACE_GENERIC, generic),
+            (at.SPACE_PARAM, param),
+        ],
+    )
+    f.label(generic)
+    in_shared = f.bin("sub", address, f.ctx("shared_window"))
+    window = f.i64(1 << 24)
+    f.cond(f.icmp("ult", in_shared, window), shared, not_shared)
+    f.label(not_shared)
+    in_local = f.bin("sub", address, f.ctx("local_window"))
+    f.cond(f.icmp("ult", in_local, window), local, global_)
+
+    f.label(shared)
+    offset = f.phi([(address, apart), (in_shared, generic)])
+    size = f.ctx("shared_size")
+    inside = f.bin("and", f.icmp("ult", offset, size), f.icmp("ule", span, f.bin("sub", size, offset)))
+    shared_ok = f.new_label("shared_ok")
+    f.cond(inside, shared_ok, beyond)
+    f.label(shared_ok)
+    # one flag byte for each word, a bit for each of its bytes
+    flags = f.pointer(f.ctx_pointer("shared_flags"), f.bin("lshr", offset, f.i64(2)))
+    within = f.bin("and", offset, f.i64(3))
+    narrow = f.icmp("ult", span, f.i64(4))
+    bits = f.bin("sub", f.bin("shl", f.i64(1), f.select(narrow, span, f.i64(4))), f.i64(1))
+    bits = f.resize(f.bin("shl", bits, within), "i8")
+    words = f.select(narrow, f.i64(1), f.bin("lshr", span, f.i64(2)))
+    step = f.variable("i64", f.i64(0))
+    loop, body, check, mark, following, leave, unwritten = (
+        f.new_label(s) for s in ("flags", "flag", "check", "mark", "flag_next", "leave", "unwritten")
+    )
+    f.br(loop)
+    f.label(loop)
+    k = f.load("i64", step)
+    f.cond(f.icmp("ult", k, words), body, leave)
+    f.label(body)
+    here = f.pointer(flags, k)
+    have = f.load("i8", here)
+    f.cond(f.bin("and", reads, f.icmp("ne", f.ctx("track_shared"), f.i64(0))), check, mark)
+    f.label(check)
+    complete = f.icmp("eq", f.bin("and", have, bits), bits)
+    f.cond(complete, mark, unwritten)
+    f.label(mark)
+    f.store(f.select(writes, f.bin("or", have, bits), have), here)
+    f.br(following)
+    f.label(following)
+    f.store(f.bin("add", k, f.i64(1)), step)
+    f.br(loop)
+    f.label(unwritten)
+    fails(at.UNWRITTEN_SHARED)
+    f.label(leave)
+    f.store(Value(f.pointer(f.ctx_pointer("shared"), offset), "ptr"), "%host")
+    f.store(f.bin("or", f.load("i32", "%seen"), f.i32(2)), "%seen")
+    f.ret(Value("true", "i1"))
+
+    f.label(local)
+    offset = f.phi([(address, apart), (in_local, not_shared)])
+    size = f.ctx("local_bytes")
+    inside = f.bin("and", f.icmp("ult", offset, size), f.icmp("ule", span, f.bin("sub", size, offset)))
+    local_ok = f.new_label("local_ok")
+    f.cond(inside, local_ok, beyond)
+    f.label(local_ok)
+    thread = f.bin("mul", f.field("i64", "%warp", at.WARP_INDEX), f.i64(32))
+    thread = f.bin("add", thread, f.resize(lane, "i64"))
+    position = f.bin("add", f.bin("mul", thread, size), offset)
+    f.store(Value(f.pointer(f.ctx_pointer("local"), position), "ptr"), "%host")
+    f.store(f.bin("or", f.load("i32", "%seen"), f.i32(4)), "%seen")
+    f.ret(Value("true", "i1"))
+
+    f.label(param)
+    inside = f.bin(
+        "and",
+        f.icmp("ult", address, f.i64(4096)),
+        f.icmp("ule", span, f.bin("sub", f.i64(4096), address)),
+    )
+    param_ok = f.new_label("param_ok")
+    f.cond(inside, param_ok, beyond)
+    f.label(param_ok)
+    f.store(Value(f.pointer(f.ctx_pointer("params"), address), "ptr"), "%host")
+    f.ret(Value("true", "i1"))
+
+    f.label(global_)
+    pointer = f.call("ptr", "resolve", "ptr %ctx", "ptr %entry", str(address), str(span), str(writes))
+    global_ok = f.new_label("global_ok")
+    f.cond(f.icmp("ne", pointer, Value("null", "ptr")), global_ok, beyond)
+    f.label(global_ok)
+    offset = f.bin("sub", address, f.field("i64", "%entry", at.CACHE_BASE))
+    sectors = f.pointer(f.field("ptr", "%entry", at.CACHE_SECTORS).name, f.bin("lshr", offset, f.i64(8)))
+    bit = f.bin("and", f.bin("lshr", offset, f.i64(5)), f.i64(7))
+    f.store(f.bin("or", f.load("i8", sectors), f.bin("shl", Value("1", "i8"), f.resize(bit, "i8"))), sectors)
+    track = f.field("ptr", "%entry", at.CACHE_TRACK)
+    tracked, done = f.new_label("tracked"), f.new_label("done")
+    f.cond(f.icmp("ne", track, Value("null", "ptr")), tracked, done)
+    f.label(tracked)
+    written = f.pointer(track.name, offset)
+    step = f.variable("i64", f.i64(0))
+    loop, body, check, mark, following, unwritten = (
+        f.new_label(s) for s in ("bytes", "byte", "check", "mark", "byte_next", "unwritten")
+    )
+    f.br(loop)
+    f.label(loop)
+    k = f.load("i64", step)
+    f.cond(f.icmp("ult", k, span), body, done)
+    f.label(body)
+    here = f.pointer(written, k)
+    have = f.load("i8", here)
+    f.cond(reads, check, mark)
+    f.label(check)
+    f.cond(f.icmp("ne", have, Value("0", "i8")), mark, unwritten)
+    f.label(mark)
+    f.store(f.select(writes, Value("1", "i8"), have), here)
+    f.br(following)
+    f.label(following)
+    f.store(f.bin("add", k, f.i64(1)), step)
+    f.br(loop)
+    f.label(unwritten)
+    fails(at.UNWRITTEN_GLOBAL)
+    f.label(done)
+    f.store(pointer, "%host")
+    f.store(f.bin("or", f.load("i32", "%seen"), f.i32(1)), "%seen")
+    f.ret(Value("true", "i1"))
+
+    f.label(beyond)
+    fails(at.OUT_OF_BOUNDS)
+    f.finish()
+
+
+def access(module: Module, counters_offset: int) -> None:
+    """i1 access(ctx, warp, instruction, access, space, kind, span, mask): a ld or st of any address pattern."""
+    f = Function(
+        module,
+        "access",
+        "i1",
+        [
+            ("ptr", "ctx"),
+            ("ptr", "warp"),
+            ("i32", "instruction"),
+            ("i64", "number"),
+            ("i32", "space"),
+            ("i32", "kind"),
+            ("i64", "span"),
+            ("i32", "mask"),
+        ],
+        noinline=True,
+    )
+    f.begin()
+    span, mask, kind = Value("%span", "i64"), Value("%mask", "i32"), Value("%kind", "i32")
+    host, seen, rest = f.variable("ptr"), f.variable("i32", f.i32(0)), f.variable("i32", mask)
+    addresses, data = f.pointer("%ctx", at.SCRATCH_ADDRESSES), f.pointer("%ctx", at.SCRATCH_DATA)
+    entry = f.pointer(f.ctx_pointer("cache"), f.bin("mul", Value("%number", "i64"), f.i64(at.CACHE_BYTES)))
+    loop, body, copy, bad, copied, leave = (
+        f.new_label(s) for s in ("loop", "body", "copy", "bad", "copied", "leave")
+    )
+    f.br(loop)
+    f.label(loop)
+    m = f.load("i32", rest)
+    f.cond(f.icmp("ne", m, f.i32(0)), body, leave)
+    f.label(body)
+    lane = f.intrinsic("cttz", m, flags=", i1 true")
+    f.store(f.bin("and", m, f.bin("sub", m, f.i32(1))), rest)
+    wide = f.resize(lane, "i64")
+    address = f.load("i64", f.pointer(addresses, f.bin("mul", wide, f.i64(8))))
+    ok = f.call(
+        "i1",
+        "place",
+        "ptr %ctx",
+        "ptr %warp",
+        f"ptr {entry}",
+        "i32 %instruction",
+        "i32 %space",
+        "i32 %kind",
+        "i64 %span",
+        str(lane),
+        str(address),
+        f"ptr {host}",
+        f"ptr {seen}",
+    )
+    f.cond(ok, copy, bad)
+    f.label(bad)
+    f.ret(Value("false", "i1"))
+    f.label(copy)
+    memory = f.load("ptr", host)
+    place_in_data = f.pointer(data, f.bin("mul", wide, span))
+    storing = f.icmp("eq", kind, f.i32(1))
+    source = f.select(storing, Value(place_in_data, "ptr"), memory)
+    target = f.select(storing, memory, Value(place_in_data, "ptr"))
+    labels = [(size, f.new_label(f"bytes{size}")) for size in SPANS]
+    wrong = f.new_label("impossible")
+    f.switch(span, wrong, labels)
+    for size, label in labels:
+        f.label(label)
+        f.store(f.load(f"i{8 * size}", source.name, align=1), target.name, align=1)
+        f.br(copied)
+    f.label(wrong)
+    f.ret(Value("false", "i1"))
+    f.label(copied)
+    f.br(loop)
+    f.label(leave)
+    count_access(f, counters_offset, addresses, f.load("i32", seen), mask, span)
+    f.ret(Value("true", "i1"))
+    f.finish()
+
+
+def count_access(
+    f: Function, counters_offset: int, addresses: str, seen: Value, mask: Value, span: Value
+) -> None:
+    """Add one warp instruction to its access's counters: %number; see ACCESS_COUNTERS."""
+    base = f.pointer(f.ctx_pointer("counters"), counters_offset)
+    counters = f.pointer(base, f.bin("mul", Value("%number", "i64"), f.i64(8 * ACCESS_COUNTERS)))
+    after = f.start_if(f.icmp("ne", f.bin("and", seen, f.i32(1)), f.i32(0)))
+    count = f.call("i64", "sectors", f"ptr {addresses}", str(mask))
+    f.add_to(counters, 8 * SECTORS, count)
+    f.add_to(counters, 8 * GLOBAL_REQUESTS, f.i64(1))
+    f.end_if(after)
+    after = f.start_if(f.icmp("ne", f.bin("and", seen, f.i32(2)), f.i32(0)))
+    count = f.call("i64", "wavefronts", f"ptr {addresses}", str(mask), str(span))
+    f.add_to(counters, 8 * WAVEFRONTS, count)
+    f.add_to(counters, 8 * SHARED_REQUESTS, f.i64(1))
+    f.end_if(after)
+
+
+def sectors(module: Module) -> None:
+    """i64 sectors(addresses, mask): distinct 32-byte sectors of the active lanes' (aligned) accesses."""
+    f = Function(module, "sectors", "i64", [("ptr", "addresses"), ("i32", "mask")], noinline=True)
+    f.begin()
+    known = f.alloca("[32 x i64]")
+    count, rest, search = (
+        f.variable("i64", f.i64(0)),
+        f.variable("i32", Value("%mask", "i32")),
+        f.variable("i64"),
+    )
+    loop, body, compare, same, new, leave = (
+        f.new_label(s) for s in ("loop", "body", "compare", "same", "new", "leave")
+    )
+    f.br(loop)
+    f.label(loop)
+    m = f.load("i32", rest)
+    f.cond(f.icmp("ne", m, f.i32(0)), body, leave)
+    f.label(body)
+    lane = f.resize(f.intrinsic("cttz", m, flags=", i1 true"), "i64")
+    f.store(f.bin("and", m, f.bin("sub", m, f.i32(1))), rest)
+    sector = f.bin("lshr", f.load("i64", f.pointer("%addresses", f.bin("mul", lane, f.i64(8)))), f.i64(5))
+    have = f.load("i64", count)
+    f.store(have, search)  # the newest is the likeliest
+    f.br(compare)
+    f.label(compare)
+    k = f.load("i64", search)
+    f.cond(f.icmp("ne", k, f.i64(0)), same, new)
+    f.label(same)
+    previous = f.bin("sub", k, f.i64(1))
+    f.store(previous, search)
+    there = f.load("i64", f.pointer(known, f.bin("mul", previous, f.i64(8))))
+    f.cond(f.icmp("eq", there, sector), loop, compare)
+    f.label(new)
+    f.store(sector, f.pointer(known, f.bin("mul", have, f.i64(8))))
+    f.store(f.bin("add", have, f.i64(1)), count)
+    f.br(loop)
+    f.label(leave)
+    f.ret(f.load("i64", count))
+    f.finish()
+
+
+def refill(module: Module) -> None:
+    """i32 refill(ctx): 0 go on with another chunk of the instruction pool, else STOP or BUDGET."""
+    f = Function(module, "refill", "i32", [("ptr", "ctx")], noinline=True)
+    f.begin()
+    stop = f.load("i32", f.ctx_pointer("stop"), volatile=True)
+    after = f.start_if(f.icmp("ne", stop, f.i32(0)))
+    f.ret(f.i32(at.STOP))
+    f.label(after)
+    chunk = f.i64(at.POOL_CHUNK)
+    left = f.emit(f"atomicrmw sub ptr {f.ctx_pointer('pool')}, {chunk} seq_cst", "i64")
+    after = f.start_if(f.icmp("slt", left, f.i64(0)))
+    f.ret(f.i32(at.BUDGET))
+    f.label(after)
+    f.store(f.bin("add", f.ctx("budget"), chunk), f.pointer("%ctx", CTX["budget"]))
+    f.ret(f.i32(0))
+    f.finish()
+
+
+def driver(module: Module, slots_bytes: int) -> None:
+    """i32 run(ctx, resume): takes blocks until none is left; 0, or FAULT, STOP, BUDGET, STALL.
+
+    A stalled block (a barrier that not simply every thread of the block reached, all warps converged) is left
+    to the caller, who may change warp states and call again with resume = 1.
+    """
+    f = Function(module, "run", "i32", [("ptr", "ctx"), ("i32", "resume")], internal=False)
+    f.begin()
+    warps = f.ctx("warps_per_block")
+    stride = f.ctx("warp_stride")
+    base = f.ctx_pointer("warps")
+    w = f.variable("i64")
+    take, claimed, begin_block, init_loop, init, sweep = (
+        f.new_label(s) for s in ("take", "claimed", "begin", "init_loop", "init", "sweep")
+    )
+    finished, step, run_warp, settled, next_warp, decide, release = (
+        f.new_label(s) for s in ("finished", "step", "run_warp", "settled", "next_warp", "decide", "release")
+    )
+    waiting = f.variable("i64", f.i64(0))  # converged warps at a plain barrier
+    ended = f.variable("i64", f.i64(0))
+    number = f.variable("i32")
+    mixed = f.variable("i32", f.i32(0))
+    f.cond(f.icmp("ne", Value("%resume", "i32"), f.i32(0)), sweep, take)
+
+    f.label(take)
+    mine = f.emit(f"atomicrmw add ptr {f.ctx_pointer('next_block')}, i64 1 seq_cst", "i64")
+    total = f.ctx("block_count")
+    out = f.new_label("out")
+    f.cond(f.icmp("ult", mine, total), claimed, out)
+    f.label(out)
+    f.ret(f.i32(0))
+    f.label(claimed)
+    lowest = f.load("i64", f.ctx_pointer("fault_block"), volatile=True)
+    stop = f.load("i32", f.ctx_pointer("stop"), volatile=True)
+    f.cond(f.bin("or", f.icmp("ult", lowest, mine), f.icmp("ne", stop, f.i32(0))), out, begin_block)
+    f.label(begin_block)
+    listed = f.ctx_pointer("block_list")
+    block_label, list_label, id_label = f.new_label("id"), f.new_label("list"), f.label_name
+    f.cond(f.icmp("eq", Value(listed, "ptr"), Value("null", "ptr")), block_label, list_label)
+    f.label(list_label)
+    from_list = f.load("i64", f.pointer(listed, f.bin("mul", mine, f.i64(8))))
+    f.br(block_label)
+    f.label(block_label)
+    block = f.phi([(mine, id_label), (from_list, list_label)])
+    f.store(block, f.pointer("%ctx", CTX["block"]))
+    gx, gy = f.ctx("nctaid_x"), f.ctx("nctaid_y")
+    f.store(f.bin("urem", block, gx), f.pointer("%ctx", CTX["ctaid_x"]))
+    rest = f.bin("udiv", block, gx)
+    f.store(f.bin("urem", rest, gy), f.pointer("%ctx", CTX["ctaid_y"]))
+    f.store(f.bin("udiv", rest, gy), f.pointer("%ctx", CTX["ctaid_z"]))
+    shared_size = f.ctx("shared_size")
+    words = f.bin("lshr", f.bin("add", shared_size, f.i64(3)), f.i64(2))
+    module.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+    f.line(f"call void @llvm.memset.p0.i64(ptr {f.ctx_pointer('shared_flags')}, i8 0, {words}, i1 false)")
+    # what a kernel reads without having written it must not depend on the block that ran before
+    f.line(f"call void @llvm.memset.p0.i64(ptr {f.ctx_pointer('shared')}, i8 0, {shared_size}, i1 false)")
+    f.line(
+        f"call void @llvm.memset.p0.i64(ptr {f.ctx_pointer('local')}, i8 0, {f.ctx('local_total')}, i1 false)"
+    )
+    f.store(f.i64(0), w)
+    f.br(init_loop)
+    f.label(init_loop)
+    k = f.load("i64", w)
+    f.cond(f.icmp("ult", k, warps), init, sweep)
+    f.label(init)
+    warp = f.pointer(base, f.bin("mul", k, stride))
+    f.store(f.i32(0), f.pointer(warp, at.WARP_BLOCK))
+    f.store(f.field("i32", warp, at.WARP_FIRST), f.pointer(warp, at.WARP_ALIVE))
+    f.store(f.i32(at.STATUS_READY), f.pointer(warp, at.WARP_STATUS))
+    f.store(f.i32(0), f.pointer(warp, at.WARP_ENTERED))
+    if slots_bytes:
+        slots = f.pointer(warp, at.WARP_SLOTS)
+        f.line(f"call void @llvm.memset.p0.i64(ptr {slots}, i8 0, i64 {slots_bytes}, i1 false)")
+    f.store(f.bin("add", k, f.i64(1)), w)
+    f.br(init_loop)
+
+    f.label(sweep)
+    f.store(f.i64(0), w)
+    f.store(f.i64(0), waiting)
+    f.store(f.i64(0), ended)
+    f.store(f.i32(0), mixed)
+    f.br(step)
+    f.label(step)
+    k = f.load("i64", w)
+    f.cond(f.icmp("ult", k, warps), run_warp, decide)
+    f.label(run_warp)
+    warp = f.pointer(base, f.bin("mul", k, stride))
+    again, go, after_run = f.new_label("again"), f.new_label("go"), f.new_label("after_run")
+    uniform, masked = f.new_label("uniform"), f.new_label("masked")
+    status = f.field("i32", warp, at.WARP_STATUS)
+    f.cond(f.icmp("eq", status, f.i32(at.STATUS_READY)), again, settled)
+    f.label(again)
+    form = f.field("i32", warp, at.WARP_BLOCK)
+    f.cond(f.icmp("sge", form, f.i32(0)), uniform, masked)
+    f.label(uniform)
+    code_u = f.call("i32", "uniform", "ptr %ctx", f"ptr {warp}")
+    f.br(after_run)
+    f.label(masked)
+    code_m = f.call("i32", "masked", "ptr %ctx", f"ptr {warp}")
+    f.br(after_run)
+    f.label(after_run)
+    code = f.phi([(code_u, uniform), (code_m, masked)])
+    ended_label, parked_label, leave = f.new_label("ended"), f.new_label("parked"), f.new_label("leave")
+    f.switch(code, leave, [(at.SWITCH, again), (at.DONE, ended_label), (at.BARRIER, parked_label)])
+    f.label(leave)
+    f.ret(code)
+    f.label(ended_label)
+    f.store(f.i32(at.STATUS_DONE), f.pointer(warp, at.WARP_STATUS))
+    f.br(settled)
+    f.label(parked_label)
+    f.store(f.i32(at.STATUS_BARRIER), f.pointer(warp, at.WARP_STATUS))
+    f.br(settled)
+
+    f.label(settled)
+    status = f.field("i32", warp, at.WARP_STATUS)
+    is_done, is_waiting = f.new_label("is_done"), f.new_label("is_waiting")
+    f.cond(f.icmp("eq", status, f.i32(at.STATUS_DONE)), is_done, is_waiting)
+    f.label(is_done)
+    f.store(f.bin("add", f.load("i64", ended), f.i64(1)), ended)
+    f.br(next_warp)
+    f.label(is_waiting)
+    # lane 0 speaks for a converged warp that has all its threads
+    plain = f.bin(
+        "and",
+        f.icmp("sge", f.field("i32", warp, at.WARP_BLOCK), f.i32(0)),
+        f.icmp("eq", f.field("i32", warp, at.WARP_ALIVE), f.field("i32", warp, at.WARP_FIRST)),
+    )
+    plain = f.bin("and", plain, f.icmp("eq", f.field("i32", warp, at.WARP_COUNT), f.i32(0)))
+    mine_number = f.field("i32", warp, at.WARP_BARRIER)
+    first = f.icmp("eq", f.load("i64", waiting), f.i64(0))
+    number_before = f.select(first, mine_number, f.load("i32", number))
+    plain = f.bin("and", plain, f.icmp("eq", number_before, mine_number))
+    f.store(mine_number, number)
+    odd = f.select(plain, f.i32(0), f.i32(1))
+    f.store(f.bin("or", f.load("i32", mixed), odd), mixed)
+    f.store(f.bin("add", f.load("i64", waiting), f.i64(1)), waiting)
+    f.br(next_warp)
+    f.label(next_warp)
+    f.store(f.bin("add", k, f.i64(1)), w)
+    f.br(step)
+
+    f.label(decide)
+    f.cond(f.icmp("eq", f.load("i64", ended), warps), finished, release)
+    f.label(finished)
+    f.line(f"{f.fresh()} = atomicrmw add ptr {f.ctx_pointer('done')}, i64 1 seq_cst")
+    f.br(take)
+    f.label(release)
+    simple = f.bin(
+        "and",
+        f.icmp("eq", f.load("i64", waiting), warps),
+        f.icmp("eq", f.load("i32", mixed), f.i32(0)),
+    )
+    open_label, stall = f.new_label("open"), f.new_label("stall")
+    f.cond(simple, open_label, stall)
+    f.label(stall)
+    f.ret(f.i32(at.STALL))
+    f.label(open_label)
+    f.store(f.i64(0), w)
+    open_loop, open_one = f.new_label("open_loop"), f.new_label("open_one")
+    f.br(open_loop)
+    f.label(open_loop)
+    k = f.load("i64", w)
+    f.cond(f.icmp("ult", k, warps), open_one, sweep)
+    f.label(open_one)
+    warp = f.pointer(base, f.bin("mul", k, stride))
+    f.store(f.i32(at.STATUS_READY), f.pointer(warp, at.WARP_STATUS))
+    f.store(f.i32(1), f.pointer(warp, at.WARP_ENTERED))
+    f.store(f.bin("add", k, f.i64(1)), w)
+    f.br(open_loop)
+    f.finish()
