@@ -13,12 +13,13 @@ import numpy as np
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
 from labs_common.compiler import OPTIONS, CompileError, compile_ptx, include_folders
+from labs_common.doctor import engine_choice
 from labs_common.inputs import Inputs, validate_inputs
 from labs_common.metrics import Metrics
 from labs_common.plans import Device, Launch, Plan
 from labs_common.problem import Problem
 from labs_common.simt.arguments import check_arguments
-from labs_common.simt.errors import Finding
+from labs_common.simt.errors import Finding, LaunchError
 from labs_common.simt.parse import Function, parse
 from labs_common.source import Source
 from labs_common.stages import Stage
@@ -38,10 +39,6 @@ INPUTS_STRUCT = np.dtype(
 
 class EngineMissing(RuntimeError):
     """This machine cannot run the engine that was asked for; the message says what is missing."""
-
-
-class LaunchError(RuntimeError):
-    """A kernel that could not be launched or did not finish; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -301,6 +298,25 @@ class GpuEngine(Engine):
         return Outcome(self.xp.asnumpy(call.output), table, (), self.name, seconds)
 
 
+class SimulatorEngine(Engine):
+    """The simulator, through CuPy's calls. Runs in this process: no kernel can harm it."""
+
+    name = "simulator"
+
+    def __init__(self, device: Device | None = None, force: bool = False) -> None:
+        """Open the simulator.
+
+        Args:
+            device: whose limits and architecture to take; by default the recorded GPU's.
+            force: run even what would take longer than ``MAX_SECONDS``.
+        """
+        from labs_common.simt import cupy_like
+
+        self.xp = cupy_like
+        self.device = device or Device()
+        self.force = force
+
+
 class CheckedModule:
     """A CuPy ``RawModule`` whose kernels check what they are given before they launch."""
 
@@ -349,3 +365,23 @@ def _run_in_child(arguments: tuple) -> Outcome:
     return _child_engine._run(
         _child_engine.prepare(stage, problem, inputs, source, plan), stage, problem, checks
     )
+
+
+def open_engine(name: str = "auto", force: bool = False) -> Engine:
+    """An engine by name: ``gpu``, ``sim``, or ``auto`` for the GPU where there is one and else the simulator.
+
+    Args:
+        name: of the engine.
+        force: simulate even what would take minutes.
+
+    Raises:
+        ValueError: an unknown name.
+        EngineMissing: it cannot run here.
+    """
+    if name == "auto":
+        name, _ = engine_choice()
+    if name == "gpu":
+        return GpuEngine()
+    if name == "sim":
+        return SimulatorEngine(force=force)
+    raise ValueError(f"engine {name!r}: allowed are auto, gpu, sim")

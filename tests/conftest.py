@@ -5,8 +5,38 @@ from collections import Counter
 
 import pytest
 
+from labs_common.doctor import engine_choice
+from labs_common.engines import open_engine
+
 # What a machine may lack; every other reason to skip fails the run where CI is set.
 SKIP_KINDS = ("gpu", "browser", "triton")
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """GPU tests are skipped where there is no GPU to run them, with what is missing as the reason."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked:
+        engine, reason = engine_choice()
+        for item in marked if engine != "gpu" else []:
+            item.add_marker(pytest.mark.skip(reason=f"gpu: {reason}"))
+
+
+@pytest.fixture(scope="session")
+def simulator():
+    """The simulator's engine; cheap, and stateless between runs."""
+    return open_engine("sim")
+
+
+@pytest.fixture(scope="session")
+def gpu():
+    """The GPU's engine; for tests that are marked gpu."""
+    return open_engine("gpu")
+
+
+@pytest.fixture(params=["sim", pytest.param("gpu", marks=pytest.mark.gpu)])
+def engine(request):
+    """Each engine in turn: the same test on both."""
+    return request.getfixturevalue({"sim": "simulator", "gpu": "gpu"}[request.param])
 
 
 def skip_kind(report) -> str:
