@@ -52,8 +52,7 @@ def run(
 
     chosen = [find_stage(name) for name in stages] if stages else list(STAGES)
     opened = _open(engine, force)
-    command = shlex.join(["palab", *sys.argv[1:]])
-    raise typer.Exit(runner.run_stages(chosen, find_problem(problem), opened, console, save, command))
+    raise typer.Exit(runner.run_stages(chosen, find_problem(problem), opened, console, save, _command()))
 
 
 @app.command()
@@ -83,6 +82,30 @@ def doctor() -> None:
     engine, reason = engine_choice()
     where = "on the GPU" if engine == "gpu" else "in the simulator"
     console.print(f"Stages run {where} ({escape(reason)}).")
+
+
+@app.command()
+def record(
+    stages: Annotated[list[str] | None, typer.Argument(help="stages by id or number; all by default")] = None,
+    problem: Annotated[list[str] | None, typer.Option(help="problems of the set; all by default")] = None,
+    out: Annotated[Path, typer.Option(help="folder in which a folder for this GPU is made")] = Path(
+        "data/recorded"
+    ),
+) -> None:
+    """Profile stages with Nsight Compute into a set that others can replay."""
+    from labs_common import record as recording
+
+    unknown = sorted(set(problem or ()) - set(recording.PROBLEMS))
+    if unknown:
+        raise ValueError(f"problem {unknown[0]!r}: a set has {', '.join(recording.PROBLEMS)}")
+    chosen = [find_stage(name) for name in stages] if stages else list(STAGES)
+    problems = [p for name, p in recording.PROBLEMS.items() if not problem or name in problem]
+    target = recording.record(chosen, problems, out, _command(), on_progress=console.print)
+    console.print(f"recorded in {target}")
+
+
+def _command() -> str:
+    return shlex.join(["palab", *sys.argv[1:]])
 
 
 def _open(name: EngineName, force: bool = False):

@@ -16,11 +16,22 @@ from pathlib import Path
 
 from labs_common import metrics as metrics_table
 from labs_common.gpus import gpu_id
-from labs_common.problem import Problem
+from labs_common.problem import PRESETS, Problem
 from labs_common.profile import capture
 from labs_common.provenance import gpu_provenance, write_provenance
 from labs_common.stages import Stage
 
+# What a set holds: the presets in fp32, and two shapes small enough for a test to simulate whole.
+PROBLEMS: dict[str, Problem] = {
+    problem.name: problem
+    for problem in (
+        PRESETS["ragged"],
+        Problem(12, 4, 64, 32, (700,) * 8, name="grouped"),
+        Problem(32, 8, 128, 16, (1024,) * 16, name="uniform"),
+        PRESETS["seed"],
+        PRESETS["long"].replace(dtype="float32", name="long-float32"),
+    )
+}
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "recorded"
 
 

@@ -67,9 +67,7 @@ def _pointer(where: str, array: Any, param: Variable) -> bytes:
     if param.is_array or param.type not in ("u64", "s64", "b64"):
         raise LaunchError(f"{where}: an array; the parameter is {_described(param)}, no pointer")
     if not array.flags.c_contiguous:
-        raise LaunchError(
-            f"{where}: an array with strides {array.strides}; a kernel sees no strides: give a contiguous copy"
-        )
+        raise LaunchError(f"{where}: an array with strides {array.strides}; give a contiguous copy")
     return int(array.data.ptr).to_bytes(8, "little")
 
 
