@@ -1,11 +1,11 @@
 /* 01 cooperative
-   idea:     the threads of a block share one dot product: warp shuffles, then shared memory
+   idea:     the threads of a block share one dot product: a butterfly in each warp, then shared memory
    grid:     (query_heads, batch)
    block:    head_dim threads, rounded up to whole warps
    thread:   one dimension of query, key, value and output
    since 00: a score is computed once per block, not once per thread; two barriers per token
    needs:    head_dim <= 256
-   look at:  16 times less time for the same DRAM bytes; now loads and barriers are what it waits for */
+   look at:  the same DRAM bytes in far less time; now loads and barriers are what it waits for */
 #include "paged_attention.cuh"
 
 constexpr int MAX_WARPS = 8;
@@ -25,7 +25,6 @@ extern "C" __global__ void paged_attention_cooperative(Problem problem, Inputs i
   const float query = owns_dim ? in.query[row + dim] : 0.0f;
 
   __shared__ float warp_sums[MAX_WARPS];
-  __shared__ float block_score;
 
   float running_max = -INFINITY;
   float running_sum = 0.0f;
@@ -34,23 +33,22 @@ extern "C" __global__ void paged_attention_cooperative(Problem problem, Inputs i
   for (int start = 0; start < context; start += problem.page_size) {
     const int page = physical_page(problem, in, sequence, start / problem.page_size);
     const int valid = min(problem.page_size, context - start);
-    for (int slot = 0; slot < valid; ++slot) {
-      const size_t base = cache_offset(problem, page, slot, kv_head);
-      const float key = owns_dim ? in.key_cache[base + dim] : 0.0f;
-      const float value = owns_dim ? in.value_cache[base + dim] : 0.0f;
+    size_t at = cache_offset(problem, page, 0, kv_head) + dim;
+    for (int slot = 0; slot < valid; ++slot, at += token_stride(problem)) {
+      const float key = owns_dim ? in.key_cache[at] : 0.0f;
+      const float value = owns_dim ? in.value_cache[at] : 0.0f;
 
       const float partial = warp_sum(query * key);
       if (lane == 0) warp_sums[warp] = partial;
       __syncthreads();  // every warp's sum is in shared memory
-      if (warp == 0) {
-        const float total = warp_sum(lane < warps ? warp_sums[lane] : 0.0f);
-        if (lane == 0) block_score = total * problem.scale;
-      }
-      __syncthreads();  // the score is there; warp_sums may be overwritten
+      float score = 0.0f;
+      for (int w = 0; w < warps; ++w) score += warp_sums[w];
+      score *= problem.scale;
+      __syncthreads();  // every thread has read them; they may be overwritten
 
-      const float new_max = fmaxf(running_max, block_score);
+      const float new_max = fmaxf(running_max, score);
       const float correction = __expf(running_max - new_max);
-      const float weight = __expf(block_score - new_max);
+      const float weight = __expf(score - new_max);
       running_sum = running_sum * correction + weight;
       accumulator = accumulator * correction + weight * value;
       running_max = new_max;

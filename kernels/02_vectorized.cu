@@ -37,10 +37,10 @@ extern "C" __global__ void paged_attention_vectorized(Problem problem, Inputs in
   for (int start = 0; start < context; start += problem.page_size) {
     const int page = physical_page(problem, in, sequence, start / problem.page_size);
     const int valid = min(problem.page_size, context - start);
-    for (int slot = 0; slot < valid; ++slot) {
-      const size_t base = cache_offset(problem, page, slot, kv_head);
-      const float4* keys = reinterpret_cast<const float4*>(in.key_cache + base);
-      const float4* values = reinterpret_cast<const float4*>(in.value_cache + base);
+    size_t at = cache_offset(problem, page, 0, kv_head);
+    for (int slot = 0; slot < valid; ++slot, at += token_stride(problem)) {
+      const float4* keys = reinterpret_cast<const float4*>(in.key_cache + at);
+      const float4* values = reinterpret_cast<const float4*>(in.value_cache + at);
       float4 value[CHUNKS_PER_LANE];
       float partial = 0.0f;
 #pragma unroll

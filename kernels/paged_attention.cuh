@@ -35,6 +35,11 @@ __device__ __forceinline__ size_t cache_offset(const Problem& problem, int page,
   return (((size_t)page * problem.page_size + slot) * problem.kv_heads + kv_head) * problem.head_dim;
 }
 
+// Elements from one token's key or value to the next one's, within a page.
+__device__ __forceinline__ size_t token_stride(const Problem& problem) {
+  return (size_t)problem.kv_heads * problem.head_dim;
+}
+
 // Physical page of a sequence's logical page.
 __device__ __forceinline__ int physical_page(const Problem& problem, const Inputs& in, int sequence, int page) {
   return in.block_tables[(size_t)sequence * problem.max_pages + page];
