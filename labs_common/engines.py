@@ -174,6 +174,17 @@ class Engine:
             validate_inputs(problem, inputs)
             empty = np.zeros((0, problem.query_heads, problem.head_dim), inputs.query.dtype)
             return Outcome(empty, metrics_table.empty(), (), self.name, 0.0)
+        return self._execute(stage, problem, inputs, source, plan, checks)
+
+    def _execute(
+        self,
+        stage: Stage,
+        problem: Problem,
+        inputs: Inputs,
+        source: Source | None,
+        plan: Plan | None,
+        checks: bool,
+    ) -> Outcome:
         return self._run(self.prepare(stage, problem, inputs, source, plan), stage, problem, checks)
 
     def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool) -> Outcome:
@@ -251,16 +262,15 @@ class GpuEngine(Engine):
         # The parameters of each kernel are read off the PTX: CuPy passes on whatever it is given.
         return CheckedModule(raw, parse(compile_ptx(source, defines, self.device.arch)).functions)
 
-    def run(
+    def _execute(
         self,
         stage: Stage,
         problem: Problem,
         inputs: Inputs,
-        source: Source | None = None,
-        plan: Plan | None = None,
-        checks: bool = True,
+        source: Source | None,
+        plan: Plan | None,
+        checks: bool,
     ) -> Outcome:
-        """As ``Engine.run``, in a child process."""
         plan = plan or stage.plan(problem, self.device)
         arguments = (stage, problem, inputs, source or stage.source(), plan, checks)
         try:

@@ -85,7 +85,7 @@ def tabulate(target: Path) -> None:
     for report in sorted(target.glob("*/*.ncu-rep.xz")):
         problem = report.name.removesuffix(".ncu-rep.xz")
         table = read_profile(report, source="recorded", stage=report.parent.name, problem=problem)
-        metrics_table.save(table, report.with_name(f"{problem}.csv"))
+        metrics_table.save_csv(table, report.with_name(f"{problem}.csv"))
 
 
 def _described(problem: Problem) -> dict[str, object]:

@@ -225,7 +225,7 @@ def save_figures(
         tables = [row.outcome.metrics for row in rows if row.outcome is not None]
     else:
         tables = [benchmark_metrics(benchmark, stages)]
-    metrics_table.save(metrics_table.concat(tables), folder / f"{problem.name}.csv")
+    metrics_table.save_csv(metrics_table.concat(tables), folder / f"{problem.name}.csv")
     if benchmark is not None:
         errors = {row.stage.id: row.verdict.max_error for row in rows if row.outcome is not None}
         write_provenance(folder, {**gpu_provenance(command), "problem": str(problem), "max_error": errors})

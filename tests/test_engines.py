@@ -211,7 +211,7 @@ def test_structs_arrive_as_they_were_sent(engine):
   output[6] = problem.scale; output[7] = in.query[5]; output[8] = in.context_lengths[1];
   output[9] = in.block_tables[0]; output[10] = in.key_cache[0] == in.key_cache[0];
   output[11] = sizeof(Problem); output[12] = sizeof(Inputs);
-  output[13] = __builtin_offsetof(Problem, scale);"""
+  output[13] = (char*)&problem.scale - (char*)&problem;"""
 
     got = engine.run(find_stage(0), problem, inputs, kernel(body)).output.ravel()[:14]
 
