@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from labs_common.layouts import cache_shapes, from_nhd
 from labs_common.problem import Problem
 
 SPARE_PAGES = 3  # pages of the pool that no sequence owns, filled with NaN
@@ -17,7 +18,7 @@ class Inputs:
 
     Attributes:
         query: ``[batch, query_heads, head_dim]`` of the problem's dtype.
-        key_cache, value_cache: ``[pages, page_size, kv_heads, head_dim]`` of the problem's dtype (NHD).
+        key_cache, value_cache: of the problem's layout and dtype; ``layouts`` gives their shapes.
         block_tables: ``[batch, max_pages]`` int32, the physical page of each logical page.
         context_lengths: ``[batch]`` int32.
         scale: factor on every score.
@@ -43,8 +44,8 @@ def make_inputs(problem: Problem, seed: int = 0) -> Inputs:
     every unused table entry is an invalid page number.
 
     Args:
-        problem: shapes, dtype and context lengths.
-        seed: the same seed gives the same arrays.
+        problem: shapes, dtype, layout and context lengths.
+        seed: the same seed gives the same arrays, and the same keys and values in every layout.
     """
     random = np.random.default_rng(seed)
     used = problem.pages_per_sequence
@@ -75,8 +76,10 @@ def make_inputs(problem: Problem, seed: int = 0) -> Inputs:
             unused[tables[row, full], :rest] = False
     key_cache[unused] = np.nan
     value_cache[unused] = np.nan
+    query = normal(problem.batch, problem.query_heads, problem.head_dim)
+    key_cache, value_cache = from_nhd(problem, key_cache, value_cache)
     return Inputs(
-        query=normal(problem.batch, problem.query_heads, problem.head_dim),
+        query=query,
         key_cache=key_cache,
         value_cache=value_cache,
         block_tables=tables,
@@ -92,11 +95,11 @@ def validate_inputs(problem: Problem, inputs: Inputs) -> None:
         ValueError: a wrong shape, dtype or stride, a context longer than its table, or a used table entry
             that names no page (with row and column).
     """
-    cache_shape = (problem.page_size, problem.kv_heads, problem.head_dim)
+    key_shape, value_shape = cache_shapes(problem)
     expected = {
         "query": ((problem.batch, problem.query_heads, problem.head_dim), problem.dtype),
-        "key_cache": ((None, *cache_shape), problem.dtype),
-        "value_cache": ((None, *cache_shape), problem.dtype),
+        "key_cache": (key_shape, problem.dtype),
+        "value_cache": (value_shape, problem.dtype),
         "block_tables": ((problem.batch, None), "int32"),
         "context_lengths": ((problem.batch,), "int32"),
     }
@@ -113,9 +116,10 @@ def validate_inputs(problem: Problem, inputs: Inputs) -> None:
             raise ValueError(
                 f"{name} has strides {array.strides}; kernels need a C-contiguous array (use .copy())"
             )
-    if inputs.key_cache.shape != inputs.value_cache.shape:
+    if len(inputs.key_cache) != len(inputs.value_cache):
         raise ValueError(
-            f"key_cache {inputs.key_cache.shape} and value_cache {inputs.value_cache.shape} differ in shape"
+            f"key_cache {inputs.key_cache.shape} and value_cache {inputs.value_cache.shape} differ in shape: "
+            "they need the same number of pages"
         )
     if not np.isfinite(inputs.scale):
         raise ValueError(f"scale={inputs.scale} must be finite")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 DTYPES = ("float32", "float16")
-LAYOUTS = ("NHD",)
+LAYOUTS = ("NHD", "HND", "packed")
 MAX_INT = 2**31 - 1
 
 
@@ -24,7 +24,7 @@ class Problem:
         page_size: tokens in one page of the cache.
         context_lengths: cached tokens of each sequence, 0 allowed; its length is the batch size.
         dtype: of query, cache and output, one of ``DTYPES``.
-        layout: of a cache page, one of ``LAYOUTS``; NHD is ``[pages, page_size, kv_heads, head_dim]``.
+        layout: of a cache page, one of ``LAYOUTS``; see ``layouts``.
         name: shown in tables and file names.
 
     Raises:
@@ -54,6 +54,11 @@ class Problem:
             raise ValueError(f"dtype={self.dtype!r}: allowed are {', '.join(DTYPES)}")
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout={self.layout!r}: allowed are {', '.join(LAYOUTS)}")
+        chunk = 16 // self.itemsize
+        if self.layout == "packed" and self.head_dim % chunk:
+            raise ValueError(
+                f"head_dim={self.head_dim}: the packed layout takes multiples of {chunk} in {self.dtype}"
+            )
 
     @property
     def batch(self) -> int:
@@ -108,6 +113,7 @@ class Problem:
         return (
             f"{self.name}: batch {self.batch}, {self.query_heads}/{self.kv_heads} heads, "
             f"head_dim {self.head_dim}, page {self.page_size}, context {span}, {self.dtype}"
+            + ("" if self.layout == "NHD" else f", {self.layout}")
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labs_common.inputs import Inputs, validate_inputs
+from labs_common.layouts import to_nhd
 from labs_common.problem import Problem
 
 
@@ -48,9 +49,7 @@ def reference(problem: Problem, inputs: Inputs) -> Reference:
     for row, length in enumerate(inputs.context_lengths):
         if length == 0:
             continue
-        key, value = (
-            _gather(problem, inputs, cache, row) for cache in (inputs.key_cache, inputs.value_cache)
-        )
+        key, value = _gather(problem, inputs, row)
         query = (
             inputs.query[row]
             .astype(np.float64)
@@ -69,9 +68,12 @@ def reference(problem: Problem, inputs: Inputs) -> Reference:
     return Reference(problem, output, log_sum_exp, magnitude, score_size)
 
 
-def _gather(problem: Problem, inputs: Inputs, cache: np.ndarray, row: int) -> np.ndarray:
-    """One sequence's keys or values as ``[kv_heads, context, head_dim]`` float64."""
+def _gather(problem: Problem, inputs: Inputs, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """One sequence's keys and values, each ``[kv_heads, context, head_dim]`` float64."""
     length = int(inputs.context_lengths[row])
     pages = inputs.block_tables[row, : -(-length // problem.page_size)]
-    tokens = cache[pages].reshape(-1, problem.kv_heads, problem.head_dim)[:length]
-    return tokens.transpose(1, 0, 2).astype(np.float64)
+    key, value = (
+        cache.reshape(-1, problem.kv_heads, problem.head_dim)[:length].transpose(1, 0, 2).astype(np.float64)
+        for cache in to_nhd(problem, inputs.key_cache[pages], inputs.value_cache[pages])
+    )
+    return key, value

@@ -26,11 +26,14 @@ class Stage:
         id: ``NN_name``, the stem of its kernel file and its notebook.
         planner: its launches for a problem; see ``plans``.
         idea: what it changes, in a few words.
+        dtypes, layouts: of the problems it takes.
     """
 
     id: str
     planner: Callable[..., Plan]
     idea: str
+    dtypes: tuple[str, ...] = ("float32",)
+    layouts: tuple[str, ...] = ("NHD",)
 
     @property
     def entry(self) -> str:
@@ -57,8 +60,10 @@ class Stage:
         Raises:
             ValueError: the stage does not take the problem, or a launch exceeds the device.
         """
-        if problem.dtype != "float32":
-            raise ValueError(f"dtype={problem.dtype}: stage {self.id} takes float32")
+        if problem.dtype not in self.dtypes:
+            raise ValueError(f"dtype={problem.dtype}: stage {self.id} takes {' or '.join(self.dtypes)}")
+        if problem.layout not in self.layouts:
+            raise ValueError(f"layout={problem.layout}: stage {self.id} takes {' or '.join(self.layouts)}")
         return self.planner(self.entry, problem, device or Device(), **options)
 
     def supports(self, problem: Problem, device: Device | None = None) -> str | None:
