@@ -4,6 +4,13 @@
 #define INFINITY __int_as_float(0x7f800000)
 #endif
 
+#ifdef ELEMENT  // of query, cache and output: half where a stage's plan says so
+#include <cuda_fp16.h>
+#else
+#define ELEMENT float
+#endif
+using Element = ELEMENT;
+
 constexpr int WARP_SIZE = 32;
 constexpr unsigned FULL_WARP = 0xffffffffu;
 
@@ -13,9 +20,9 @@ struct Problem {
 };
 
 struct Inputs {
-  const float* query;          // [batch, query_heads, head_dim]
-  const float* key_cache;      // [pages, page_size, kv_heads, head_dim]
-  const float* value_cache;    // [pages, page_size, kv_heads, head_dim]
+  const Element* query;        // [batch, query_heads, head_dim]
+  const Element* key_cache;    // [pages, page_size, kv_heads, head_dim], or as the problem's layout has it
+  const Element* value_cache;  // [pages, page_size, kv_heads, head_dim], the same
   const int* block_tables;     // [batch, max_pages], the physical page of each logical page
   const int* context_lengths;  // [batch]
 };
