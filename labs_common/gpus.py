@@ -7,6 +7,7 @@ capability"; occupancy's granularities from `cuda_occupancy.h`. A GPU's figures 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 KIB = 1024
@@ -192,4 +193,7 @@ def gpu_id(name: str) -> str:
 def display_name(gpu: str) -> str:
     """What a chart calls the GPU of an id: its name without the maker's."""
     known = find_gpu(gpu)
-    return gpu if known is None else known.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    if known is not None:
+        return known.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+    capability_only = re.fullmatch(r"cc_(\d+)_(\d+)", gpu)
+    return "compute capability {}.{}".format(*capability_only.groups()) if capability_only else gpu

@@ -60,7 +60,13 @@ _SOURCE = "Source Counters"
 
 NAMES: tuple[Name, ...] = (
     Name(TIME, "nsecond", "Time", _SOL, ("Duration",)),
-    Name("dram__cycles_elapsed.avg.per_second", "hz", "DRAM frequency", _SOL, ("DRAM Frequency",)),
+    Name(
+        "dram__cycles_elapsed.avg.per_second",
+        "hz",
+        "DRAM frequency",
+        _SOL,
+        ("DRAM Frequency", "Memory Frequency"),
+    ),
     Name("smsp__cycles_elapsed.avg.per_second", "hz", "SM frequency", _SOL, ("SM Frequency",)),
     Name("gpc__cycles_elapsed.max", "cycle", "Elapsed cycles", _SOL, ("Elapsed Cycles",)),
     Name(MEMORY_PCT, "%", "Memory throughput", _SOL, ("Memory Throughput", "SOL Memory", "Memory [%]")),
@@ -373,6 +379,7 @@ ALIASES: dict[str, str] = {
 }
 
 _LABELS = {name.metric: name.label for name in reversed(NAMES)}
+_UNITS = {name.metric: name.unit for name in NAMES}
 _BY_DISPLAY = {(n.section, shown.lower(), n.unit): n.metric for n in NAMES for shown in n.shown}
 _KNOWN_SHOWN: dict[tuple[str, str], set[str]] = {}
 for (_section, _shown, _unit), _metric in _BY_DISPLAY.items():
@@ -398,12 +405,22 @@ def canonical(metric: str) -> str:
     return ALIASES.get(metric, metric)
 
 
+def unit_of(metric: str) -> str | None:
+    """The base unit of a canonical metric; None for one that the table lacks."""
+    return _UNITS.get(metric)
+
+
+def other_name(metric: str) -> str:
+    """Another version's or architecture's name of a canonical metric; itself where there is none."""
+    return next((other for other, own in ALIASES.items() if own == metric), metric)
+
+
 def label(metric: str) -> str:
     """What a chart calls a metric; an unknown one by its own name."""
     return _LABELS.get(canonical(metric), metric)
 
 
-def from_display(section: str, shown: str, unit: str) -> str:
+def from_display(section: str, shown: str, unit: str | None) -> str:
     """Canonical name of a metric as a report prints it; the printed name itself when the table lacks it.
 
     A text that lost its sections is resolved by name and unit where that names one metric only.
@@ -411,10 +428,16 @@ def from_display(section: str, shown: str, unit: str) -> str:
     Args:
         section: as printed, "" when unknown.
         shown: the display name, such as "Memory Throughput".
-        unit: as printed; with the section it tells apart the two metrics of that name.
+        unit: as printed; with the section it tells apart the two metrics of that name. None for a value that
+            is absent, which reports print without its unit.
     """
-    _, base = base_unit(unit)
     name = " ".join(shown.split()).lower()
+    if unit is None:
+        of_section = {
+            m for (s, n, _), m in _BY_DISPLAY.items() if n == name and s == SECTIONS.get(section, section)
+        }
+        return next(iter(of_section)) if len(of_section) == 1 else canonical(shown)
+    _, base = base_unit(unit)
     found = _BY_DISPLAY.get((SECTIONS.get(section, section), name, base))
     if found is None:
         candidates = _KNOWN_SHOWN.get((name, base), set())

@@ -105,7 +105,8 @@ def decimal_mark(texts: Iterable[str]) -> str | None:
     """The decimal mark that the number texts of one report prove, or None when nothing proves one.
 
     A mark that occurs twice in a number separates thousands; of two different marks the last is the decimal
-    one; a mark not followed by exactly three digits is decimal.
+    one; a mark is decimal that is not followed by exactly three digits, or follows a zero or more than three
+    digits.
 
     Raises:
         ValueError: two numbers of the report prove different marks.
@@ -122,10 +123,10 @@ def decimal_mark(texts: Iterable[str]) -> str | None:
             mark = last
         elif len(marks) > 1:
             mark = "." if last == "," else ","
-        elif len(digits) - digits.rindex(last) - 1 != 3 or digits.lstrip("+-").startswith(("0", ".")):
-            mark = last
-        else:
+        elif _groups_thousands(digits, last):
             continue
+        else:
+            mark = last
         proof.setdefault(mark, text)
     if len(proof) == 2:
         raise ValueError(
@@ -135,13 +136,18 @@ def decimal_mark(texts: Iterable[str]) -> str | None:
     return next(iter(proof), None)
 
 
+def _groups_thousands(digits: str, mark: str) -> bool:
+    """Whether the one mark in a number could separate thousands."""
+    return re.fullmatch(rf"[+-]?[1-9]\d{{0,2}}\{mark}\d{{3}}", digits) is not None
+
+
 def parse_number(text: str, mark: str | None = None) -> Decimal:
     """The number in a report's text, given the decimal mark that the report proves (`decimal_mark`).
 
     Args:
         text: such as "12,319,469", "61.84" or "1.5e+06".
-        mark: "." or ","; None when the report proves neither, and then "1,234" is refused. "1.234" alone is
-            read with a decimal point, which is what Nsight Compute prints in every locale it documents.
+        mark: "." or ","; None when the report proves neither, and then both "1,234" and "1.234" are refused,
+            as Nsight Compute prints numbers in the style of the machine that it runs on.
 
     Raises:
         ValueError: not a number, or its meaning depends on an unknown decimal mark.
@@ -150,12 +156,13 @@ def parse_number(text: str, mark: str | None = None) -> Decimal:
     if not is_number(stripped):
         raise ValueError(f"{text!r} is not a number")
     if mark is None:
-        if "," in stripped:
+        found = next((c for c in stripped if c in ".,"), ".")
+        if _groups_thousands(stripped, found):
             raise ValueError(
-                f"{text!r} is ambiguous: one thousand or a decimal comma, and no other number of this "
-                "report tells; print it again with LC_ALL=C and `--print-units base`, or say decimal='.'"
+                f"{text!r} is ambiguous: thousands or a fraction, and no other number of this report tells; "
+                "print it again with LC_ALL=C, or say decimal='.' or decimal=','"
             )
-        mark = "."
+        mark = decimal_mark([stripped]) or "."
     thousands = "," if mark == "." else "."
     whole = re.split(rf"[{mark}eE]", stripped)[0]
     if thousands in stripped and not re.fullmatch(rf"[+-]?\d{{1,3}}(\{thousands}\d{{3}})+", whole):

@@ -84,6 +84,9 @@ def test_a_base_unit_is_its_own_base():
         (["61,84", "1.234"], ","),
         (["12.319.469,5"], ","),
         (["0.123"], "."),
+        (["117.344", "8,98"], ","),
+        (["3995313115.400"], "."),
+        (["117.344"], None),
         (["1,234", "5,678", "n/a", "CachePreferNone"], None),
         (["7"], None),
     ],
@@ -98,8 +101,16 @@ def test_contradicting_numbers_are_an_error():
 
 
 def test_an_ambiguous_thousand_is_refused_and_an_unambiguous_one_read():
-    with pytest.raises(ValueError, match="ambiguous"):
-        parse_number("1,234")
+    for text in ("1,234", "117.344", "-12.345"):
+        with pytest.raises(ValueError, match="ambiguous"):
+            parse_number(text)
+    for text, value in (
+        ("1234.567", "1234.567"),
+        ("0.123", "0.123"),
+        ("12.5", "12.5"),
+        ("1,234,567", "1234567"),
+    ):
+        assert parse_number(text) == Decimal(value)
 
     assert parse_number("1,234", ".") == 1234
     assert parse_number("1,234", ",") == Decimal("1.234")
