@@ -1,8 +1,8 @@
-"""The virtual address space: allocations with unmapped gaps between them, and the windows of generic addresses.
+"""The virtual address space: allocations with unmapped gaps between them, and windows of generic addresses.
 
-Addresses are the same from run to run. An allocation never grows into the gap behind it, so an access past its
-end is caught even where a real GPU's memory pool would answer. Host memory of an allocation is an existing
-NumPy array or a fresh zeroed one; nothing is copied.
+Addresses are the same from run to run. An allocation never grows into the gap behind it, so an access past
+its end is caught even where a real GPU's memory pool would answer. Host memory of an allocation is an
+existing NumPy array or a fresh zeroed one; nothing is copied.
 
 Shared and local addresses are offsets from 0 in their own spaces; as generic addresses they lie in a window.
 Global, constant and parameter addresses are generic addresses already.
