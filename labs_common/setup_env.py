@@ -110,7 +110,7 @@ def set_up(extra):
         STAMP.unlink()
     UNFINISHED.write_text("an interrupted set-up starts over\n", encoding="utf-8")
     print("installing packages; the first time that is a download of some 300 MB", flush=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]
+    install = [str(python), "-m", "pip", "install", "-qq", "--no-input", "--disable-pip-version-check"]
     subprocess.run(
         [*install, "--editable", "{}[{},test]".format(ROOT, extra)],
         check=True,
