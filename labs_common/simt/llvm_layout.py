@@ -1,8 +1,8 @@
 """Where compiled code finds its state: byte offsets shared by the code generator and the engine.
 
 A worker thread owns one *context*, its counters, its access cache, its sector maps, one block's shared and
-local memory, and one *warp state* for each warp of a block. Workers share the block counter, the stop word, the
-instruction pool and the lowest faulty block, reached through pointers in the context.
+local memory, and one *warp state* for each warp of a block. Workers share the block counter, the stop word and
+the lowest faulty block, reached through pointers in the context.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 # ---- context: 8-byte fields
 _FIELDS = (
     "params counters cache table table_count warps warp_stride shared shared_size shared_flags "
-    "local local_bytes local_total stop budget pool constants symbols ntid_x ntid_y ntid_z nctaid_x nctaid_y "
+    "local local_bytes local_total stop budget constants symbols ntid_x ntid_y ntid_z nctaid_x nctaid_y "
     "nctaid_z ctaid_x ctaid_y ctaid_z block threads warps_per_block next_block block_count block_list "
     "fault_block done fault fault_instruction fault_lane fault_address fault_warp fault_extra clock "
-    "checks shared_window local_window host call track_shared"
+    "shared_window local_window param_window param_bytes host call track_shared track_global notes"
 ).split()
 CTX = {name: 8 * k for k, name in enumerate(_FIELDS)}
 SCRATCH_ADDRESSES = 1024  # 32 x i64
@@ -22,11 +22,15 @@ SCRATCH_MORE = 4096  # 32 lanes x 32 bytes, second operand of atomics
 CTX_BYTES = 8192
 
 # ---- access cache: one entry for each memory instruction
-CACHE_BASE, CACHE_ONE, CACHE_FULL, CACHE_DELTA, CACHE_SECTORS, CACHE_TRACK = 0, 8, 16, 24, 32, 40
+CACHE_BASE, CACHE_ONE, CACHE_FULL, CACHE_DELTA, CACHE_SECTORS, CACHE_TRACK, CACHE_SIMPLE, CACHE_READ = range(
+    0, 64, 8
+)
 CACHE_BYTES = 64
 
 # ---- allocation table, sorted by base
-TABLE_BASE, TABLE_SIZE, TABLE_HOST, TABLE_READ, TABLE_WRITTEN, TABLE_TRACK = 0, 8, 16, 24, 32, 40
+TABLE_BASE, TABLE_SIZE, TABLE_HOST, TABLE_READ, TABLE_WRITTEN, TABLE_TRACK, TABLE_READONLY = range(
+    0, 56, 8
+)
 TABLE_BYTES = 64
 
 # ---- warp state
@@ -36,6 +40,10 @@ WARP_STATUS = 8  # i32: see STATUS_*
 WARP_ENTERED = 12  # i32: 1 where the barrier or shuffle at the head of WARP_BLOCK has been passed
 WARP_INDEX = 16  # i64: number of the warp in its block
 WARP_FIRST = 24  # i32: lanes that exist
+WARP_BUDGET = 32  # i64: instructions that the warp may still take
+WARP_CHUNK = 40  # i64: of those it has taken and not yet used
+WARP_VOTES = 48  # i32: predicates that its lanes brought to a barrier with reduction
+WARP_RESULT = 52  # i32: what that barrier gives
 WARP_BARRIER = 64  # 32 x i32: barrier number that each lane waits at
 WARP_COUNT = 192  # 32 x i32: thread count that the barrier was given, 0: all threads of the block
 WARP_PCS = 320  # 32 x i32: 2 * block + (1: its barrier has been passed) + WAIT or PARK
@@ -63,5 +71,8 @@ DONE, BARRIER, SWITCH, FAULT, STOP, BUDGET, STALL = range(7)
     NOT_IN_MASK,
 ) = range(1, 10)
 
-SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC, SPACE_PARAM = range(5)
-POOL_CHUNK = 1 << 20  # warp instructions that a worker takes from the pool at once
+SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC, SPACE_PARAM, SPACE_CONST = range(6)
+# ---- notes: the first global read of unwritten memory at each access: seen, block, warp, lane, address
+NOTE_BYTES = 40
+CHUNK = 1 << 20  # warp instructions between two looks at the stop word
+REDUCTION = -1  # in WARP_COUNT: a barrier with reduction, left to the engine

@@ -11,8 +11,8 @@ from .llvm_layout import CTX
 from .llvm_text import Builder, Module, Value, const
 
 SPANS = (1, 2, 4, 8, 16, 32)
-ACCESS_COUNTERS = 4  # i64 for each access: sectors, wavefronts, global requests, shared requests
-SECTORS, WAVEFRONTS, GLOBAL_REQUESTS, SHARED_REQUESTS = range(4)
+ACCESS_COUNTERS = 5  # i64 for each access
+SECTORS, WAVEFRONTS, GLOBAL_REQUESTS, SHARED_REQUESTS, LOCAL_REQUESTS = range(5)
 
 
 class Function(Builder):
@@ -105,6 +105,10 @@ def resolve(module: Module) -> None:
     f.store(f.bin("add", k, f.i64(1)), index)
     f.br(loop)
     f.label(found)
+    fixed = f.icmp("ne", f.field("i64", row, at.TABLE_READONLY), f.i64(0))
+    writable = f.new_label("writable")
+    f.cond(f.bin("and", store, fixed), none, writable)
+    f.label(writable)
     f.store(base, f.pointer("%entry", at.CACHE_BASE))
     # sizes are below 2^62, so that signed comparison of the differences is safe
     f.store(f.bin("add", f.bin("sub", size, span), f.i64(1)), f.pointer("%entry", at.CACHE_ONE))
@@ -112,11 +116,15 @@ def resolve(module: Module) -> None:
     track = f.field("i64", row, at.TABLE_TRACK)
     usable = f.bin("and", f.icmp("sgt", whole, f.i64(0)), f.icmp("eq", track, f.i64(0)))
     f.store(f.select(usable, whole, f.i64(0)), f.pointer("%entry", at.CACHE_FULL))
+    single = f.bin("add", f.bin("sub", size, span), f.i64(1))
+    simple = f.select(f.icmp("eq", track, f.i64(0)), single, f.i64(0))
+    f.store(simple, f.pointer("%entry", at.CACHE_SIMPLE))
     delta = f.bin("sub", f.field("i64", row, at.TABLE_HOST), base)
     f.store(delta, f.pointer("%entry", at.CACHE_DELTA))
     sectors = f.select(store, f.field("i64", row, at.TABLE_WRITTEN), f.field("i64", row, at.TABLE_READ))
     f.store(sectors, f.pointer("%entry", at.CACHE_SECTORS))
     f.store(track, f.pointer("%entry", at.CACHE_TRACK))
+    f.store(f.field("i64", row, at.TABLE_READ), f.pointer("%entry", at.CACHE_READ))
     f.ret(f.emit(f"inttoptr {f.bin('add', address, delta)} to ptr", "ptr"))
     f.label(none)
     f.ret(Value("null", "ptr"))
@@ -139,8 +147,7 @@ def wavefronts(module: Module) -> None:
     f.begin()
     mask, span = Value("%mask", "i32"), Value("%span", "i64")
     small = f.icmp("ule", span, f.i64(4))
-    size = f.select(small, f.i64(32), f.bin("udiv", f.i64(128), f.bin("add", span, Value("0", "i64"))))
-    size = f.select(f.icmp("ult", size, f.i64(4)), f.i64(4), size)
+    size = f.select(small, f.i64(32), f.bin("udiv", f.i64(128), span))
     words = f.select(small, f.i64(1), f.bin("lshr", span, f.i64(2)))
     counts = f.alloca("[32 x i32]")
     table = f.alloca("[32 x [32 x i64]]")
@@ -225,6 +232,7 @@ def place(module: Module) -> None:
             ("ptr", "ctx"),
             ("ptr", "warp"),
             ("ptr", "entry"),
+            ("i64", "number"),
             ("i32", "instruction"),
             ("i32", "space"),
             ("i32", "kind"),
@@ -256,8 +264,8 @@ def place(module: Module) -> None:
     generic, not_shared, beyond, apart = (
         f.new_label(s) for s in ("generic", "not_shared", "beyond", "apart")
     )
-    apart_label = apart
-    f.br(apart_label)
+    not_local, param_in = f.new_label("not_local"), f.new_label("param_in")
+    f.br(apart)
     f.label(apart)
     f.switch(
         space,
@@ -266,7 +274,7 @@ def place(module: Module) -> None:
             (at.SPACE_SHARED, shared),
             (at.SPACE_LOCAL, local),
             (at.SPACE_GENERIC, generic),
-            (at.SPACE_PARAM, param),
+            (at.SPACE_PARAM, param_in),
         ],
     )
     f.label(generic)
@@ -275,7 +283,12 @@ def place(module: Module) -> None:
     f.cond(f.icmp("ult", in_shared, window), shared, not_shared)
     f.label(not_shared)
     in_local = f.bin("sub", address, f.ctx("local_window"))
-    f.cond(f.icmp("ult", in_local, window), local, global_)
+    f.cond(f.icmp("ult", in_local, window), local, not_local)
+    f.label(not_local)
+    in_param = f.icmp("ult", f.bin("sub", address, f.ctx("param_window")), window)
+    f.cond(in_param, param_in, global_)
+    f.label(param_in)
+    f.br(param)
 
     f.label(shared)
     offset = f.phi([(address, apart), (in_shared, generic)])
@@ -334,15 +347,12 @@ def place(module: Module) -> None:
     f.ret(Value("true", "i1"))
 
     f.label(param)
-    inside = f.bin(
-        "and",
-        f.icmp("ult", address, f.i64(4096)),
-        f.icmp("ule", span, f.bin("sub", f.i64(4096), address)),
-    )
+    offset, size = f.bin("sub", address, f.ctx("param_window")), f.ctx("param_bytes")
+    inside = f.bin("and", f.icmp("ult", offset, size), f.icmp("ule", span, f.bin("sub", size, offset)))
     param_ok = f.new_label("param_ok")
-    f.cond(inside, param_ok, beyond)
+    f.cond(f.bin("and", inside, f.bin("xor", writes, Value("true", "i1"))), param_ok, beyond)
     f.label(param_ok)
-    f.store(Value(f.pointer(f.ctx_pointer("params"), address), "ptr"), "%host")
+    f.store(Value(f.pointer(f.ctx_pointer("params"), offset), "ptr"), "%host")
     f.ret(Value("true", "i1"))
 
     f.label(global_)
@@ -351,9 +361,15 @@ def place(module: Module) -> None:
     f.cond(f.icmp("ne", pointer, Value("null", "ptr")), global_ok, beyond)
     f.label(global_ok)
     offset = f.bin("sub", address, f.field("i64", "%entry", at.CACHE_BASE))
-    sectors = f.pointer(f.field("ptr", "%entry", at.CACHE_SECTORS).name, f.bin("lshr", offset, f.i64(8)))
-    bit = f.bin("and", f.bin("lshr", offset, f.i64(5)), f.i64(7))
-    f.store(f.bin("or", f.load("i8", sectors), f.bin("shl", Value("1", "i8"), f.resize(bit, "i8"))), sectors)
+    bit = f.resize(f.bin("and", f.bin("lshr", offset, f.i64(5)), f.i64(7)), "i8")
+    bit = f.bin("shl", Value("1", "i8"), bit)
+    constant = f.icmp("eq", space, f.i32(at.SPACE_CONST))
+    bit = f.select(constant, Value("0", "i8"), bit)
+    for marks in (at.CACHE_SECTORS, at.CACHE_READ):
+        # an atomic reads as well; a store has its own map only
+        sectors = f.pointer(f.field("ptr", "%entry", marks).name, f.bin("lshr", offset, f.i64(8)))
+        mine = f.select(reads, bit, Value("0", "i8")) if marks == at.CACHE_READ else bit
+        f.store(f.bin("or", f.load("i8", sectors), mine), sectors)
     track = f.field("ptr", "%entry", at.CACHE_TRACK)
     tracked, done = f.new_label("tracked"), f.new_label("done")
     f.cond(f.icmp("ne", track, Value("null", "ptr")), tracked, done)
@@ -374,16 +390,27 @@ def place(module: Module) -> None:
     f.label(check)
     f.cond(f.icmp("ne", have, Value("0", "i8")), mark, unwritten)
     f.label(mark)
-    f.store(f.select(writes, Value("1", "i8"), have), here)
+    f.store(f.select(writes, Value("-1", "i8"), have), here)
     f.br(following)
     f.label(following)
     f.store(f.bin("add", k, f.i64(1)), step)
     f.br(loop)
     f.label(unwritten)
-    fails(at.UNWRITTEN_GLOBAL)
+    # no fault: noted once for each access, and the value that is there is read
+    note = f.pointer(f.ctx_pointer("notes"), f.bin("mul", Value("%number", "i64"), f.i64(at.NOTE_BYTES)))
+    wanted = f.bin("and", f.icmp("eq", f.load("i64", note), f.i64(0)), f.icmp("ne", f.ctx("track_global"), f.i64(0)))
+    after = f.start_if(wanted)
+    block_number = f.ctx("block")
+    warp_number = f.field("i64", "%warp", at.WARP_INDEX)
+    where = f.bin("add", address, k)
+    for position, value in enumerate((f.i64(1), block_number, warp_number, f.resize(lane, "i64"), where)):
+        f.store(value, f.pointer(note, 8 * position))
+    f.end_if(after)
+    f.br(mark)
     f.label(done)
     f.store(pointer, "%host")
-    f.store(f.bin("or", f.load("i32", "%seen"), f.i32(1)), "%seen")
+    global_bit = f.select(constant, f.i32(0), f.i32(1))
+    f.store(f.bin("or", f.load("i32", "%seen"), global_bit), "%seen")
     f.ret(Value("true", "i1"))
 
     f.label(beyond)
@@ -432,6 +459,7 @@ def access(module: Module, counters_offset: int) -> None:
         "ptr %ctx",
         "ptr %warp",
         f"ptr {entry}",
+        "i64 %number",
         "i32 %instruction",
         "i32 %space",
         "i32 %kind",
@@ -483,6 +511,26 @@ def count_access(
     f.add_to(counters, 8 * WAVEFRONTS, count)
     f.add_to(counters, 8 * SHARED_REQUESTS, f.i64(1))
     f.end_if(after)
+    after = f.start_if(f.icmp("ne", f.bin("and", seen, f.i32(4)), f.i32(0)))
+    f.add_to(counters, 8 * LOCAL_REQUESTS, f.i64(1))
+    f.end_if(after)
+
+
+def count_atomic(module: Module, counters_offset: int) -> None:
+    """void count_atomic(ctx, number, seen, mask, span): the counters of one atom or red."""
+    f = Function(
+        module,
+        "count_atomic",
+        "void",
+        [("ptr", "ctx"), ("i64", "number"), ("i32", "seen"), ("i32", "mask"), ("i64", "span")],
+        noinline=True,
+    )
+    f.begin()
+    addresses = f.pointer("%ctx", at.SCRATCH_ADDRESSES)
+    mask, span = Value("%mask", "i32"), Value("%span", "i64")
+    count_access(f, counters_offset, addresses, Value("%seen", "i32"), mask, span)
+    f.ret()
+    f.finish()
 
 
 def sectors(module: Module) -> None:
@@ -527,19 +575,20 @@ def sectors(module: Module) -> None:
 
 
 def refill(module: Module) -> None:
-    """i32 refill(ctx): 0 go on with another chunk of the instruction pool, else STOP or BUDGET."""
-    f = Function(module, "refill", "i32", [("ptr", "ctx")], noinline=True)
+    """i32 refill(ctx, warp): 0 go on with another chunk of the warp's budget, else STOP or BUDGET."""
+    f = Function(module, "refill", "i32", [("ptr", "ctx"), ("ptr", "warp")], noinline=True)
     f.begin()
     stop = f.load("i32", f.ctx_pointer("stop"), volatile=True)
     after = f.start_if(f.icmp("ne", stop, f.i32(0)))
     f.ret(f.i32(at.STOP))
     f.label(after)
-    chunk = f.i64(at.POOL_CHUNK)
-    left = f.emit(f"atomicrmw sub ptr {f.ctx_pointer('pool')}, {chunk} seq_cst", "i64")
-    after = f.start_if(f.icmp("slt", left, f.i64(0)))
+    left = f.field("i64", "%warp", at.WARP_BUDGET)
+    after = f.start_if(f.icmp("sle", left, f.i64(0)))
     f.ret(f.i32(at.BUDGET))
     f.label(after)
-    f.store(f.bin("add", f.ctx("budget"), chunk), f.pointer("%ctx", CTX["budget"]))
+    chunk = f.intrinsic("smin", left, f.i64(at.CHUNK))
+    f.store(f.bin("sub", left, chunk), f.pointer("%warp", at.WARP_BUDGET))
+    f.add_to("%warp", at.WARP_CHUNK, chunk)
     f.ret(f.i32(0))
     f.finish()
 
@@ -564,7 +613,7 @@ def driver(module: Module, slots_bytes: int) -> None:
     )
     waiting = f.variable("i64", f.i64(0))  # converged warps at a plain barrier
     ended = f.variable("i64", f.i64(0))
-    number = f.variable("i32")
+    number, place_variable = f.variable("i32"), f.variable("i32")
     mixed = f.variable("i32", f.i32(0))
     f.cond(f.icmp("ne", Value("%resume", "i32"), f.i32(0)), sweep, take)
 
@@ -614,6 +663,8 @@ def driver(module: Module, slots_bytes: int) -> None:
     f.store(f.field("i32", warp, at.WARP_FIRST), f.pointer(warp, at.WARP_ALIVE))
     f.store(f.i32(at.STATUS_READY), f.pointer(warp, at.WARP_STATUS))
     f.store(f.i32(0), f.pointer(warp, at.WARP_ENTERED))
+    f.store(f.ctx("budget"), f.pointer(warp, at.WARP_BUDGET))
+    f.store(f.i64(0), f.pointer(warp, at.WARP_CHUNK))
     if slots_bytes:
         slots = f.pointer(warp, at.WARP_SLOTS)
         f.line(f"call void @llvm.memset.p0.i64(ptr {slots}, i8 0, i64 {slots_bytes}, i1 false)")
@@ -677,6 +728,10 @@ def driver(module: Module, slots_bytes: int) -> None:
     number_before = f.select(first, mine_number, f.load("i32", number))
     plain = f.bin("and", plain, f.icmp("eq", number_before, mine_number))
     f.store(mine_number, number)
+    mine_place = f.field("i32", warp, at.WARP_BLOCK)
+    place_before = f.select(first, mine_place, f.load("i32", place_variable))
+    plain = f.bin("and", plain, f.icmp("eq", place_before, mine_place))
+    f.store(mine_place, place_variable)
     odd = f.select(plain, f.i32(0), f.i32(1))
     f.store(f.bin("or", f.load("i32", mixed), odd), mixed)
     f.store(f.bin("add", f.load("i64", waiting), f.i64(1)), waiting)

@@ -98,13 +98,13 @@ class Builder:
         self.allocas: list[str] = []
         self.lines: list[str] = []
         self.count = 0
-        self.label_name = "entry"
+        self.label_name = "variables"
         self._spread: dict[tuple[str, str], Value] = {}
 
     def finish(self) -> None:
         """Close the function and add it to the module."""
         self.module.functions.append(
-            "\n".join([self.head, "entry:", *self.allocas, "  br label %start", *self.lines, "}"])
+            "\n".join([self.head, "variables:", *self.allocas, "  br label %start", *self.lines, "}"])
         )
 
     # ---- plumbing

@@ -1,0 +1,134 @@
+"""IR text -> machine code, and the disk cache of optimised object files.
+
+The cache is `$XDG_CACHE_HOME/palab` (or `~/.cache/palab`); a file's name is the hash of everything that its
+contents depend on. Files are written whole under another name first; one that cannot be read, is cut short or
+does not fit its checksum is ignored and rebuilt.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+
+MAGIC = b"palab simt object 1\n"
+QUICK, OPTIMISED = 1, 2
+_lock = threading.Lock()
+
+
+@functools.cache
+def host() -> tuple[str, str, str]:
+    """(triple, CPU name, features) of this machine."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = llvm.get_host_cpu_features()
+    flags = features.flatten()
+    if features.get("avx512f"):
+        flags += ",-prefer-256-bit"
+    return llvm.get_process_triple(), llvm.get_host_cpu_name(), flags
+
+
+def _target_machine(level: int) -> llvm.TargetMachine:
+    triple, cpu, features = host()
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features=features, opt=1 if level == QUICK else 2, jit=True, codemodel="jitdefault"
+    )
+
+
+def build(text: str, level: int) -> bytes:
+    """The object file of an IR text."""
+    machine = _target_machine(level)
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=1 if level == QUICK else 2)
+    # the code is vectors already
+    options.loop_vectorization = options.slp_vectorization = False
+    options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
+
+
+@dataclass(frozen=True)
+class Native:
+    """A kernel's machine code. run(context, resume) -> code; setup(context, warp state)."""
+
+    run: Callable[[int, int], int]
+    setup: Callable[[int, int], None]
+    level: int
+    engine: llvm.ExecutionEngine  # owns the code
+
+
+def load(data: bytes, level: int) -> Native:
+    """Map an object file. Raises RuntimeError for one that LLVM does not take."""
+    empty = llvm.parse_assembly(f'target triple = "{host()[0]}"')
+    engine = llvm.create_mcjit_compiler(empty, _target_machine(level))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    addresses = [engine.get_function_address(name) for name in ("run", "setup")]
+    if not all(addresses):
+        raise RuntimeError("the object file lacks a function")
+    run = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)(addresses[0])
+    setup = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(addresses[1])
+    return Native(run, setup, level, engine)
+
+
+@functools.cache
+def engine_version() -> str:
+    """A hash of this engine's own modules: code built by other ones is not used."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(here.glob("*.py")):
+        if path.name.startswith("llvm_") or path.stem in ("ops", "vector_math", "program", "parse", "memory"):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def key(program_text: str) -> str:
+    """The cache key of a kernel: its PTX and entry, this CPU, this engine, this LLVM."""
+    parts = (program_text, *host(), engine_version(), llvmlite.__version__, str(llvm.llvm_version_info))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def folder() -> Path:
+    """Where object files are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "palab"
+
+
+def fetch(name: str) -> bytes | None:
+    """The object file kept under a key, or None."""
+    try:
+        data = (folder() / f"{name}.o").read_bytes()
+    except OSError:
+        return None
+    head = len(MAGIC) + 32
+    if not data.startswith(MAGIC) or hashlib.sha256(data[head:]).digest() != data[len(MAGIC) : head]:
+        return None
+    return data[head:]
+
+
+def keep(name: str, data: bytes) -> None:
+    """Store an object file; a cache that cannot be written is no error."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder(), prefix=f"{name}.", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(MAGIC + hashlib.sha256(data).digest() + data)
+            os.replace(temporary, folder() / f"{name}.o")
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError:
+        pass
