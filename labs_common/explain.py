@@ -212,7 +212,7 @@ def _detail(rule: str, v: dict[str, float]) -> str:
     present = {name: amount for name, amount in units.items() if amount == amount}
     busiest = max(present, key=lambda name: present[name])
     return {
-        "redundant_work": ": its units are busy while DRAM stands nearly idle, so most of the work is repeated",
+        "redundant_work": ": its units are busy while DRAM stands nearly idle: most work is repeated",
         "dram": ": memory delivers nearly what it can; only fewer bytes or better hidden latency can help",
         "lsu": ": load and store instructions are its busiest pipe, ahead of arithmetic and of DRAM",
         "compute": ": its arithmetic units are near their peak",
@@ -220,7 +220,7 @@ def _detail(rule: str, v: dict[str, float]) -> str:
         "l2": ": that cache is near its peak while DRAM is not",
         "dram_leaning": f": DRAM is its busiest unit, {number(FULL - v['DRAM'])} points below full",
         "compute_leaning": f": {busiest} is busy, but not full",
-        "latency": f", leaning on {busiest}: no unit is busy {number(BUSY)} % of the time, so its warps mostly wait",
+        "latency": f", leaning on {busiest}: no unit reaches {number(BUSY)} %, so its warps mostly wait",
     }[rule]
 
 
@@ -299,8 +299,8 @@ def _same_bytes(totals: Metrics, stage: str, earlier: list[str]) -> Iterator[Cha
         if abs(cycles / before - 1) <= SAME_BYTES and time_before / time >= REAL:
             shares = [value(side, names.DRAM_PCT) for side in (there, here)]
             text = (
-                f"The same bytes in less time: {number(cycles / 1e6)} million DRAM-active cycles, as in {other} "
-                f"({number(before / 1e6)} million), in {number(time_before / time)} times less time"
+                f"The same bytes in less time: {number(cycles / 1e6)} million DRAM-active cycles, as in "
+                f"{other} ({number(before / 1e6)} million), in {number(time_before / time)} times less time"
             )
             if shares[0] == shares[0] and shares[1] == shares[1]:
                 text += f", so DRAM throughput goes from {number(shares[0])} to {number(shares[1])} %"
