@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from labs_common.layouts import chunk_elements
 from labs_common.problem import Problem
 
 WARP_SIZE = 32
 MAX_HEAD_DIM = 256
 TOKENS_PER_SPLIT = 256
+PARTITION_TOKENS = 512
+MAX_GROUP_SIZE = 16  # of stage 05: two sets of 8 query heads, each in the registers of one warp
+SHARED_WITHOUT_OPT_IN = 48 * 1024
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Plan:
     """
 
     launches: tuple[Launch, ...]
-    defines: Mapping[str, int] = field(default_factory=dict)
+    defines: Mapping[str, int | str] = field(default_factory=dict)
     scratch: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
 
@@ -120,6 +124,74 @@ def plan_split_context(entry: str, problem: Problem, device: Device, splits: int
     )
     scratch = {"max": parts, "sum": parts, "output": (*parts, problem.head_dim)}
     return _within(device, Plan(launches, _chunk_defines(problem), scratch, {"splits": splits}))
+
+
+def plan_partitioned_gqa(
+    entry: str, problem: Problem, device: Device, partition_tokens: int = PARTITION_TOKENS
+) -> Plan:
+    """A block of 4 warps per key/value head, sequence and partition of the context; then a merge (05).
+
+    A block takes at most 48 KB of shared memory: a tile of keys, one of values, and the partition's pages.
+
+    Args:
+        partition_tokens: of the context that a block attends to, a multiple of 32.
+    """
+    warps, merge_rows = 4, 8  # as the kernel file has them
+    chunk = chunk_elements(problem)
+    if problem.head_dim % chunk or problem.head_dim > MAX_HEAD_DIM:
+        raise ValueError(
+            f"head_dim={problem.head_dim}: this stage takes multiples of {chunk} up to {MAX_HEAD_DIM} "
+            f"in {problem.dtype}"
+        )
+    if problem.group_size > MAX_GROUP_SIZE:
+        raise ValueError(
+            f"query_heads={problem.query_heads} over kv_heads={problem.kv_heads}: this stage takes groups "
+            f"of up to {MAX_GROUP_SIZE} query heads"
+        )
+    if problem.layout == "packed" and problem.page_size % chunk:
+        raise ValueError(
+            f"page_size={problem.page_size}: this stage takes multiples of {chunk} "
+            f"in the packed layout and {problem.dtype}"
+        )
+    bad = isinstance(partition_tokens, bool) or not isinstance(partition_tokens, int) or partition_tokens < 1
+    if bad or partition_tokens % 32:
+        raise ValueError(f"partition_tokens={partition_tokens!r} must be a positive multiple of 32")
+    pages = (partition_tokens + problem.page_size - 2) // problem.page_size + 1
+    static_bytes = 4 * pages + 8 * warps * min(problem.group_size, 8)
+    token_bytes = 2 * problem.head_dim * problem.itemsize
+    tile_tokens = 32 if 32 * token_bytes + static_bytes <= SHARED_WITHOUT_OPT_IN else 16
+    if tile_tokens * token_bytes + static_bytes > SHARED_WITHOUT_OPT_IN:
+        raise ValueError(
+            f"partition_tokens={partition_tokens}: the table of its {pages} pages does not fit into "
+            f"{SHARED_WITHOUT_OPT_IN} bytes of shared memory beside the tiles"
+        )
+    partitions = max(1, -(-max(problem.context_lengths, default=0) // partition_tokens))
+    launches = (
+        Launch(
+            entry,
+            (problem.kv_heads, problem.batch, partitions),
+            (warps * WARP_SIZE, 1, 1),
+            tile_tokens * token_bytes,
+        ),
+        Launch(
+            f"{entry}_merge",
+            (problem.query_heads, problem.batch, 1),
+            (problem.head_dim // 4, merge_rows, 1),
+        ),
+    )
+    defines = {
+        "HEAD_DIM": problem.head_dim,
+        "GROUP_SIZE": problem.group_size,
+        "PAGE_SIZE": problem.page_size,
+        "LAYOUT": problem.layout.upper(),
+        "TILE_TOKENS": tile_tokens,
+        "PARTITION_TOKENS": partition_tokens,
+    }
+    if problem.dtype == "float16":
+        defines["ELEMENT"] = "half"
+    parts = (problem.batch, problem.query_heads, partitions)
+    scratch = {"part": (*parts, 2), "values": (*parts, problem.head_dim)}
+    return _within(device, Plan(launches, defines, scratch, {"partitions": partitions}))
 
 
 def _chunk_defines(problem: Problem) -> dict[str, int]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from labs_common.plans import (
     Device,
     Plan,
+    plan_partitioned_gqa,
     plan_per_kv_head,
     plan_per_query_head,
     plan_split_context,
     plan_warp_per_query_head,
 )
-from labs_common.problem import Problem
+from labs_common.problem import DTYPES, LAYOUTS, Problem
 from labs_common.source import KERNELS, Source
 
 
@@ -81,6 +82,13 @@ STAGES: tuple[Stage, ...] = (
     Stage("02_vectorized", plan_warp_per_query_head, "16-byte loads, a warp per head, no block barrier"),
     Stage("03_gqa_reuse", plan_per_kv_head, "a page in shared memory serves its whole group"),
     Stage("04_split_kv", plan_split_context, "the context split over blocks, then merged"),
+    Stage(
+        "05_partitioned_gqa",
+        plan_partitioned_gqa,
+        "a split context and shared pages, merged over lanes, warps and partitions",
+        DTYPES,
+        LAYOUTS,
+    ),
 )
 
 
