@@ -45,6 +45,7 @@ COUNTED = (
     "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
     "smsp__inst_executed_op_shared_ld.sum",
     "smsp__inst_executed_op_shared_st.sum",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
     names.DRAM_READ_BYTES,
     names.THEORETICAL_OCCUPANCY,

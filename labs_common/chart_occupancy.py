@@ -6,21 +6,15 @@ import math
 
 from labs_common import metric_names as names
 from labs_common.chart_style import COLOURS, GREY, Chart, new_chart, number, styled
-from labs_common.gpus import KIB, WARP_SIZE, find_gpu
-from labs_common.metrics import Metrics, MetricsError, group_launches, one, select, value
-from labs_common.occupancy import Occupancy, occupancy
+from labs_common.gpus import KIB, WARP_SIZE
+from labs_common.metrics import Metrics, group_launches, one, select
+from labs_common.occupancy import Occupancy, launch_of, occupancy
 
 _LIMITERS = {
     "registers": (COLOURS[0], "o"),
     "shared memory": (COLOURS[1], "s"),
     "warps": (COLOURS[2], "^"),
     "blocks": (COLOURS[3], "D"),
-}
-_NEEDED = {
-    "block_threads": "launch__block_size",
-    "registers": names.REGISTERS,
-    "shared_dynamic": "launch__shared_mem_per_block_dynamic",
-    "shared_static": "launch__shared_mem_per_block_static",
 }
 
 
@@ -40,31 +34,21 @@ def occupancy_curve(frame: Metrics, against: str = "block") -> Chart:
     if against not in ("block", "shared"):
         raise ValueError(f"against={against!r} is not allowed: 'block' or 'shared'")
     frame = group_launches(select(frame, line=None))
-    cells = frame[["gpu", "stage", "kernel"]].drop_duplicates()
-    if len(cells) != 1:
-        raise MetricsError(f"an occupancy curve is of one kernel on one GPU, not of {len(cells)}")
-    gpu_name, stage, kernel = cells.iloc[0]
-    gpu = find_gpu(gpu_name)
-    if gpu is None:
-        raise MetricsError(f"GPU {gpu_name!r} is not in the table of labs_common.gpus")
-    launch = {name: value(frame, metric) for name, metric in _NEEDED.items()}
-    launch["shared_static"] = 0.0 if math.isnan(launch["shared_static"]) else launch["shared_static"]
-    missing = [_NEEDED[name] for name, number_ in launch.items() if math.isnan(number_)]
-    if missing:
-        raise MetricsError(f"no {', '.join(missing)} for {kernel} on {gpu_name}")
-    here_launch = {name: int(number_) for name, number_ in launch.items()}
-    here = occupancy(gpu.capability, **here_launch)
+    gpu, launch = launch_of(frame)
+    launch.pop("grid_blocks", None)
+    stage, kernel = frame.iloc[0][["stage", "kernel"]]
+    here = occupancy(gpu.capability, **launch)
 
     c = gpu.capability
     if against == "block":
         xs = list(range(WARP_SIZE, c.threads_per_block + 1, WARP_SIZE))
-        curve = [occupancy(c, **{**here_launch, "block_threads": x}) for x in xs]
-        place, label = float(here_launch["block_threads"]), "threads per block"
+        curve = [occupancy(c, **{**launch, "block_threads": x}) for x in xs]
+        place, label = float(launch["block_threads"]), "threads per block"
     else:
-        sizes = list(range(0, c.shared_per_block - here_launch["shared_static"] + 1, KIB))
+        sizes = list(range(0, c.shared_per_block - launch["shared_static"] + 1, KIB))
         xs = [size / KIB for size in sizes]
-        curve = [occupancy(c, **{**here_launch, "shared_dynamic": size}) for size in sizes]
-        place, label = here_launch["shared_dynamic"] / KIB, "dynamic shared memory per block, KiB"
+        curve = [occupancy(c, **{**launch, "shared_dynamic": size}) for size in sizes]
+        place, label = launch["shared_dynamic"] / KIB, "dynamic shared memory per block, KiB"
 
     chart = new_chart(3.6, f"Occupancy of {kernel or stage} on the {gpu.name.removeprefix('NVIDIA ')}")
     axes = chart.subplots()
@@ -87,7 +71,7 @@ def occupancy_curve(frame: Metrics, against: str = "block") -> Chart:
     axes.set_yticks(range(0, 101, 25))
     axes.set_xlabel(label)
     axes.set_ylabel("theoretical occupancy, %")
-    axes.set_title(f"{here_launch['registers']} registers a thread, compute capability {c.version}: {spoken}")
+    axes.set_title(f"{launch['registers']} registers a thread, compute capability {c.version}: {spoken}")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     lowest, highest = (number(f(o.percent for o in curve)) for f in (min, max))
     chart.description = (

@@ -109,6 +109,7 @@ def _name_points(axes: Axes, places: list[tuple[float, float, str]]) -> None:
         axes.annotate(
             name, (x, y), (14, free - height), textcoords="offset points", va="center", fontsize=8,
             arrowprops=line if free - height > 4 else None,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.85},
         )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ DRAM_WRITE_BYTES = "dram__bytes_write.sum"
 GLOBAL_LOAD_REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"
 GLOBAL_LOAD_SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"
 INSTRUCTIONS = "smsp__inst_executed.sum"
+SHARED_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 FLOPS = "lab__fp32_flops.sum"
 FLOP_RATE = "lab__fp32_flops.per_second"
 INTENSITY = "lab__fp32_flops_per_dram_byte.ratio"
@@ -293,7 +294,7 @@ NAMES: tuple[Name, ...] = (
         ("Avg. Not Predicated Off Threads Per Warp",),
     ),
     Name(
-        "smsp__inst_executed.sum",
+        INSTRUCTIONS,
         "inst",
         "Warp instructions",
         _INSTRUCTIONS,
@@ -346,6 +347,13 @@ NAMES: tuple[Name, ...] = (
     Name("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", "sector", "Global store sectors"),
     Name("smsp__inst_executed_op_shared_ld.sum", "inst", "Shared loads"),
     Name("smsp__inst_executed_op_shared_st.sum", "inst", "Shared stores"),
+    Name(SHARED_WAVEFRONTS, "", "Shared memory wavefronts"),
+    Name("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum", "", "Shared load wavefronts"),
+    Name("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum", "", "Shared store wavefronts"),
+    Name("smsp__inst_executed_op_barrier.sum", "inst", "Barriers"),
+    Name("smsp__inst_executed_op_shuffle.sum", "inst", "Shuffles"),
+    Name("smsp__sass_branch_targets.sum", "", "Branches"),
+    Name("smsp__sass_branch_targets_threads_divergent.sum", "", "Divergent branches"),
     Name("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum", "", "Shared bank conflicts"),
     Name("smsp__thread_inst_executed.sum", "inst", "Thread instructions"),
     Name("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum", "inst", "FFMA thread instructions"),

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labs_common import metric_names as names
-from labs_common.gpus import WARP_SIZE, Capability, Gpu, gpu_id
-from labs_common.metrics import Metrics, build
+from labs_common.gpus import WARP_SIZE, Capability, Gpu, find_gpu, gpu_id
+from labs_common.metrics import Metrics, MetricsError, build, value
 
 UNLIMITED = 2**31 - 1
 
@@ -105,13 +105,13 @@ def occupancy(
     )
 
 
-def _within(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name}={value} is not allowed: {low} to {high}")
+def _within(name: str, given: int, low: int, high: int) -> None:
+    if not low <= given <= high:
+        raise ValueError(f"{name}={given} is not allowed: {low} to {high}")
 
 
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
+def _round_up(amount: int, unit: int) -> int:
+    return -(-amount // unit) * unit
 
 
 def _register_limit(c: Capability, warps: int, registers: int) -> int:
@@ -190,3 +190,51 @@ def occupancy_metrics(
         rows.append(waves | {"value": found.waves(grid_blocks, gpu.sms)})
     common = {"stage": stage, "kernel": kernel, "problem": problem, "gpu": gpu_id(gpu.id)}
     return build(rows, source="simulated", tool="formula", **common)
+
+
+LAUNCH_METRICS = {
+    "grid_blocks": "launch__grid_size",
+    "block_threads": "launch__block_size",
+    "registers": names.REGISTERS,
+    "shared_dynamic": "launch__shared_mem_per_block_dynamic",
+    "shared_static": "launch__shared_mem_per_block_static",
+}
+
+
+def launch_of(rows: Metrics) -> tuple[Gpu, dict[str, int]]:
+    """The GPU of one kernel's rows, and its launch as arguments of `occupancy`, with the grid if there is one.
+
+    Args:
+        rows: one kernel on one GPU; shared memory that is not among them counts as none.
+
+    Raises:
+        MetricsError: several kernels or GPUs, an unknown GPU, or no block or registers.
+    """
+    cells = rows[["gpu", "stage", "kernel", "problem"]].drop_duplicates()
+    if len(cells) != 1:
+        raise MetricsError(f"occupancy by formula is of one kernel on one GPU, not of {len(cells)}")
+    gpu_name, _, kernel, _ = cells.iloc[0]
+    gpu = find_gpu(gpu_name)
+    if gpu is None:
+        raise MetricsError(f"GPU {gpu_name!r} is not in the table of labs_common.gpus")
+    launch = {name: value(rows, metric) for name, metric in LAUNCH_METRICS.items()}
+    missing = [
+        LAUNCH_METRICS[name] for name in ("block_threads", "registers") if launch[name] != launch[name]
+    ]
+    if missing:
+        raise MetricsError(f"no {', '.join(missing)} for {kernel} on {gpu_name}")
+    figures = {name: int(figure) for name, figure in launch.items() if figure == figure}
+    return gpu, {"shared_dynamic": 0, "shared_static": 0, **figures}
+
+
+def occupancy_of(rows: Metrics) -> Metrics:
+    """The launch figures by formula of a kernel that was profiled, from its own launch; to hold against it.
+
+    Raises:
+        MetricsError: as `launch_of`, or no grid.
+    """
+    gpu, launch = launch_of(rows)
+    stage, kernel, problem = rows.iloc[0][["stage", "kernel", "problem"]]
+    if "grid_blocks" not in launch:
+        raise MetricsError(f"no launch__grid_size for {kernel} on {gpu.id}")
+    return occupancy_metrics(gpu, kernel, stage=stage, problem=problem, **launch)

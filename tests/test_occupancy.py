@@ -11,10 +11,11 @@ import pytest
 from labs_common import metric_names as names
 from labs_common import metrics
 from labs_common.gpus import CAPABILITIES, GPUS, KIB, capability, display_name, find_gpu, gpu_id
-from labs_common.occupancy import occupancy, occupancy_metrics
+from labs_common.occupancy import occupancy, occupancy_metrics, occupancy_of
 from labs_common.reported import reported_metrics
 
 SEED = GPUS["document_36sm"]
+RECORDED = Path(__file__).parent.parent / "data" / "recorded"
 
 
 @pytest.mark.parametrize(
@@ -45,16 +46,7 @@ def test_the_documents_metrics_come_out_of_its_launches():
     reported = reported_metrics()
     for stage in ("02_vectorized", "03_gqa_reuse"):
         rows = metrics.select(reported, stage=stage)
-        kernel = rows["kernel"][0]
-        launch = {
-            "grid_blocks": "launch__grid_size",
-            "block_threads": "launch__block_size",
-            "registers": names.REGISTERS,
-            "shared_dynamic": "launch__shared_mem_per_block_dynamic",
-        }
-        by_formula = occupancy_metrics(
-            SEED, kernel, stage=stage, **{k: int(metrics.value(rows, m)) for k, m in launch.items()}
-        )
+        by_formula = occupancy_of(rows)
         for metric in (names.THEORETICAL_OCCUPANCY, names.WAVES, "sm__maximum_warps_avg_per_active_cycle"):
             assert round(metrics.value(by_formula, metric), 2) == metrics.value(rows, metric), metric
 
@@ -193,6 +185,33 @@ def test_the_second_documents_block_of_48_kb():
 def test_impossible_kernels_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         occupancy(**{"capability": capability("9.0"), "block_threads": 32, "registers": 32, **change})
+
+
+def test_recorded_profiles_have_the_occupancy_of_the_formula():
+    tables = sorted(RECORDED.glob("*/*/*.csv"))
+    if not tables:
+        assert not list(RECORDED.glob("*/*/*.ncu-rep.xz")), "reports are recorded without their tables"
+    for path in tables:
+        frame = metrics.load_csv(path)
+        for kernel in frame["kernel"].unique():
+            rows = metrics.group_launches(metrics.select(frame, kernel=kernel, line=None))
+            by_formula = occupancy_of(rows)
+            for metric in (names.THEORETICAL_OCCUPANCY, names.WAVES):
+                measured, calculated = metrics.value(rows, metric), metrics.value(by_formula, metric)
+                assert calculated == pytest.approx(measured, rel=1e-3), f"{path} {kernel} {metric}"
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (lambda f: f, "one kernel on one GPU, not of 6"),
+        (lambda f: metrics.select(f, stage="00_baseline"), "no launch__registers_per_thread"),
+        (lambda f: metrics.select(f, stage="02_vectorized").assign(gpu="abacus"), "'abacus' is not in the"),
+    ],
+)
+def test_what_the_formula_needs_is_named(keep, message):
+    with pytest.raises(ValueError, match=message):
+        occupancy_of(keep(reported_metrics()))
 
 
 def test_gpus_are_found_by_the_drivers_name():
