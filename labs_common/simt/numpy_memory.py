@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import numpy_native as native
 from .errors import Fault, Finding
 from .memory import WINDOW, WINDOW_BYTES, Allocation, describe
 from .vector_math import DTYPES
@@ -40,6 +41,7 @@ class Memory:
         self.params = Allocation(
             WINDOW["param"], np.frombuffer(launch.params, np.uint8).copy(), "kernel parameters"
         )
+        self._bounds = np.zeros(3, np.uint64)
         self._views: dict[tuple[str, np.dtype], np.ndarray] = {}
 
     # ---- entry points of the generated code
@@ -73,7 +75,7 @@ class Memory:
         """(space, lanes, address in it, positions) for each space that generic addresses lie in."""
         if space != "generic":
             return [(space, lanes, address, None)]
-        if int(address.max()) < _LOWEST_WINDOW:
+        if self.bounds(address)[1] < _LOWEST_WINDOW:
             return [("global", lanes, address, None)]
         address = np.broadcast_to(address, lanes.n)
         parts, rest = [], np.ones(lanes.n, bool)
@@ -103,14 +105,14 @@ class Memory:
                 if space == "global":
                     self.count_sectors(lanes, i, allocation, offset, False)
                 self.check_written(lanes, i, allocation, offset, dtype, access.count)
-                return self.gather(allocation.typed(dtype), offset, access.width, access.count)
+                return self.gather(allocation.host, offset, 0, dtype, access.count)
             result = [np.empty(lanes.n, dtype) for _ in range(access.count)]
             for allocation, offset, positions in groups:
                 sub = lanes.subset(positions)
                 if space == "global":
                     self.count_sectors(sub, i, allocation, offset, False, requests=False)
                 self.check_written(sub, i, allocation, offset, dtype, access.count)
-                pieces = self.gather(allocation.typed(dtype), offset, access.width, access.count)
+                pieces = self.gather(allocation.host, offset, 0, dtype, access.count)
                 for whole, piece in zip(result, pieces, strict=True):
                     whole[positions] = piece
             if space == "global":
@@ -120,13 +122,14 @@ class Memory:
         if space == "shared":
             self.count_wavefronts(lanes, i, address, span)
             if self.initcheck:
-                marks = self.gather(self.view("written", dtype), index, access.width, access.count)
+                marks = self.gather(self.shared_written, index, 0, dtype, access.count)
                 self.need_written(lanes, i, access, address, marks)
             if self.batch.races is not None:
                 self.batch.races.access(lanes, i, index, span, False)
         elif access.counted:
             self.counters.local_requests[i] += lanes.warps
-        return self.gather(self.view(space, dtype), index, access.width, access.count)
+        memory = self.shared if space == "shared" else self.local
+        return self.gather(memory, index, 0, dtype, access.count)
 
     def write(self, lanes: Lanes, i: int, access, space: str, address: np.ndarray, values) -> None:
         dtype = DTYPES[access.type]
@@ -177,12 +180,11 @@ class Memory:
         return view
 
     @staticmethod
-    def gather(view: np.ndarray, offset: np.ndarray, width: int, count: int) -> list[np.ndarray]:
-        """Elements at byte offsets (multiples of width * count)."""
-        if count == 1:
-            return [view[offset // width]]
-        rows = view[: view.size // count * count].reshape(-1, count)[offset // (width * count)]
-        return list(np.ascontiguousarray(rows.T))
+    def gather(memory: np.ndarray, address: np.ndarray, base: int, dtype: np.dtype, count: int):
+        """Elements at address - base of uint8 memory, an array per vector component."""
+        out = np.empty((count, address.size), dtype)
+        native.gather(dtype.itemsize, count)(address.size, id(address), base, id(memory), id(out))
+        return [out.reshape(-1)] if count == 1 else list(out)
 
     @staticmethod
     def scatter(view: np.ndarray, offset: np.ndarray, width: int, values) -> None:
@@ -209,11 +211,16 @@ class Memory:
 
     # ---- bounds
 
+    def bounds(self, address: np.ndarray) -> list[int]:
+        """Least and greatest address, and the bits that any of them has."""
+        native.bounds()(address.size, id(address), id(self._bounds))
+        return self._bounds.tolist()
+
     def locate(self, lanes, i, access, space, address, span, verb):
         """[(allocation, byte offsets, positions or None for all)]; a fault where an address is in none."""
-        low, high = int(address.min()), int(address.max())
+        low, high, bits = self.bounds(address)
         allocation = self.params if space == "param" else self.space.find(low)
-        if int(np.bitwise_or.reduce(address)) & (span - 1) if span & (span - 1) == 0 else False:
+        if bits & (span - 1):
             bad = int(np.flatnonzero(address & np.uint64(span - 1))[0])
             self.fault(lanes, i, "memcheck", f"Invalid __{space}__ {verb} of size {span} bytes", address, bad,
                        f"Address {int(address[bad]):#x} is misaligned")  # fmt: skip
@@ -246,7 +253,8 @@ class Memory:
     def index(self, lanes, i, access, space, address, span, verb) -> np.ndarray:
         """Byte indices into the batch's shared or local array."""
         size = self.shared_size if space == "shared" else self.local_size
-        if int(address.max()) + span > size:
+        _, high, bits = self.bounds(address)
+        if high + span > size:
             bad = int(np.flatnonzero(address > np.uint64(max(size - span, 0)))[0]) if size >= span else 0
             self.fault(lanes, i, "memcheck", f"Invalid __{space}__ {verb} of size {span} bytes", address, bad,
                        f"Address {int(address[bad]):#x} is out of bounds; a "
@@ -264,7 +272,7 @@ class Memory:
         """initcheck of a global allocation: noted, not fatal."""
         if allocation.written is None or not self.initcheck:
             return
-        marks = self.gather(allocation.typed(dtype, True), offset, dtype.itemsize, count)
+        marks = self.gather(allocation.written, offset, 0, dtype, count)
         for k, mark in enumerate(marks):
             bits = mark.view(np.dtype(f"u{dtype.itemsize}"))
             missing = bits != bits.dtype.type((1 << 8 * dtype.itemsize) - 1)
@@ -308,25 +316,21 @@ class Memory:
         if requests:
             counters.global_requests[i] += lanes.warps
         marks = allocation.sectors(written)
-        sector = offset >> 5
         # allocations are 256-byte aligned, so offsets and addresses share their sectors
-        if sector.size == 1:
+        if offset.size == 1:
             counters.sectors[i] += lanes.warps
-            marks[sector] = 1
+            marks[offset >> 5] = 1
             return
+        count = native.sectors()(lanes.n, id(offset), id(lanes.warp), 0, id(marks))
+        if count >= 0:
+            counters.sectors[i] += count
+            return
+        sector = offset >> 5
         fresh = np.empty(lanes.n, bool)
-        step = sector[1:] - sector[:-1]
-        fresh[1:] = step != 0
+        sector = sector[np.lexsort((sector, lanes.warp))]
+        fresh[1:] = sector[1:] != sector[:-1]
         fresh[lanes.starts] = True
-        back = step < 0
-        back[lanes.starts[1:] - 1] = False
-        if back.any():
-            order = np.lexsort((sector, lanes.warp))
-            sector = sector[order]
-            fresh[1:] = sector[1:] != sector[:-1]
-            fresh[lanes.starts] = True
         counters.sectors[i] += int(np.count_nonzero(fresh))
-        marks[sector[fresh]] = 1
 
     def count_wavefronts(self, lanes, i, address, span) -> None:
         """Passes over the 32 four-byte banks: most distinct words in one bank, by warp (8 bytes: by half

@@ -1,7 +1,8 @@
 """racecheck: two warps, one shared word, one barrier epoch, at least one write. By semantics, not by luck.
 
-An epoch of a block lasts from one barrier to the next. For each 4-byte word the last writer and up to two
-reading warps of the epoch are kept, so the order in which this engine ran the warps does not matter.
+An epoch of a block lasts from one barrier to the next. For each 4-byte word the sets of warps that read it,
+wrote it and changed it atomically in the epoch are kept, so the order in which the engine ran the warps does
+not matter. Of each set the last lane and instruction are remembered for the report.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import numpy_native
 from .errors import Finding
 
 if TYPE_CHECKING:
@@ -21,21 +23,19 @@ class Races:
 
     def __init__(self, batch: Batch):
         self.batch = batch
-        words = batch.memory.shared.size // 4
-        self.epoch = np.zeros(batch.block_count, np.int32)
-        self.write_epoch = np.full(words, -1, np.int32)
-        self.writer = np.zeros(words, np.int32)  # lane number in the batch
-        self.write_instruction = np.zeros(words, np.int32)
-        self.write_atomic = np.zeros(words, bool)
-        self.read_epoch = np.full(words, -1, np.int32)
-        self.reader = np.zeros(words, np.int32)
-        self.read_instruction = np.zeros(words, np.int32)
-        self.second_epoch = np.full(words, -1, np.int32)  # a reader of another warp than `reader`
-        self.second_reader = np.zeros(words, np.int32)
+        words = -(-batch.memory.shared.size // 4)
+        self.epoch = np.ones(batch.block_count, np.int32)
+        self.state = [np.zeros(words, np.int32) for _ in range(8)]
+        # epoch of the sets; reading, writing, atomic warps; last reading and writing lane and instruction
+        self.ids = [id(array) for array in self.state]
+        self.bit = np.int32(1) << (batch.thread_of // 32).astype(np.int32)
 
     def barrier(self, blocks: np.ndarray) -> None:
         """All threads of these blocks (numbers, repeats allowed) have met."""
-        self.epoch[np.unique(blocks)] += 1
+        if len(blocks) == len(self.batch.block_of):
+            self.epoch += 1
+        else:
+            self.epoch[np.unique(blocks)] += 1
 
     def access(
         self, lanes: Lanes, i: int, index: np.ndarray, span: int, write: bool, atomic: bool = False
@@ -43,63 +43,36 @@ class Races:
         """One access to bytes index..index+span of the batch's shared array."""
         if not self.batch.multi_warp:
             return
-        index = np.broadcast_to(index, lanes.n)
-        first = index >> 2
-        for k in range(max(span // 4, 1)):
-            self._word(lanes, i, first + k, write, atomic)
-
-    def _word(self, lanes: Lanes, i: int, word: np.ndarray, write: bool, atomic: bool) -> None:
+        index = np.ascontiguousarray(np.broadcast_to(index, lanes.n))
+        bit, numbers = lanes.cached("race", lambda: (lanes.pick(self.bit), lanes.numbers.astype(np.int32)))
         epoch = self.epoch[lanes.block]
-        numbers = lanes.numbers.astype(np.int32)
-        warp_of = self.batch.warp_of
-        clash = (self.write_epoch[word] == epoch) & (warp_of[self.writer[word]] != lanes.warp)
-        if atomic:
-            clash &= ~self.write_atomic[word]
-        if clash.any():
-            kind = "Write-After-Write" if write else "Read-After-Write"
-            self._report(lanes, i, clash, word, self.writer, self.write_instruction, kind)
-        if not write:
-            again = self.read_epoch[word] == epoch
-            other = again & (warp_of[self.reader[word]] != lanes.warp)
-            self.second_epoch[word[other]] = epoch[other]
-            self.second_reader[word[other]] = numbers[other]
-            fresh = ~again
-            self.read_epoch[word[fresh]] = epoch[fresh]
-            self.reader[word[fresh]] = numbers[fresh]
-            self.read_instruction[word[fresh]] = i
-            # lanes of several warps that read the word in this very instruction
-            late = fresh & (warp_of[self.reader[word]] != lanes.warp)
-            self.second_epoch[word[late]] = epoch[late]
-            self.second_reader[word[late]] = numbers[late]
-            return
-        for marks, readers in ((self.read_epoch, self.reader), (self.second_epoch, self.second_reader)):
-            clash = (marks[word] == epoch) & (warp_of[readers[word]] != lanes.warp)
-            if clash.any():
-                self._report(lanes, i, clash, word, readers, self.read_instruction, "Write-After-Read")
-        self.write_epoch[word], self.writer[word] = epoch, numbers
-        self.write_instruction[word], self.write_atomic[word] = i, atomic
-        clash = warp_of[self.writer[word]] != lanes.warp  # two warps in this very instruction
-        if clash.any() and not atomic:
-            self._report(lanes, i, clash, word, self.writer, self.write_instruction, "Write-After-Write")
-
-    def _report(self, lanes, i, clash, word, others, instructions, kind: str) -> None:
-        at = int(np.argmax(clash))
-        where = int(word[at])
-        block, thread = lanes.who(at)
-        other = self.batch.who(int(others[where]))[1]
-        file, line = self.batch.source_of(i)
-        other_line = self.batch.source_of(int(instructions[where]))[1]
-        address = where * 4 % self.batch.memory.shared_stride
-        self.batch.note(
-            Finding(
-                "racecheck",
-                f"Potential {kind} hazard in __shared__ memory",
-                file,
-                line,
-                block,
-                thread,
-                address,
-                f"thread {thread} here and thread {other} at line {other_line} use shared address {address:#x} "
-                f"with no barrier between them",
-            )
+        kind = 2 if atomic else int(write)
+        found = numpy_native.race()(
+            lanes.n, id(index), id(bit), id(numbers), id(epoch), span, kind, i, *self.ids
         )
+        if found >= 0:
+            at, k = divmod(found, 1024)
+            self._report(lanes, i, at, int(index[at]) // 4 + k, int(bit[at]), kind)
+
+    def _report(self, lanes: Lanes, i: int, at: int, word: int, bit: int, kind: int) -> None:
+        _, readers, writers, atomics, reader, writer, read_at, written_at = self.state
+        by_writer = (int(writers[word]) | int(atomics[word])) & ~bit & 0xFFFFFFFF
+        if kind == 2:
+            by_writer = int(writers[word]) & ~bit & 0xFFFFFFFF
+        if by_writer:
+            other, where = int(writer[word]), int(written_at[word])
+            hazard = "Write-After-Write" if kind else "Read-After-Write"
+        else:
+            other, where, hazard = int(reader[word]), int(read_at[word]), "Write-After-Read"
+        batch = self.batch
+        block, thread = lanes.who(at)
+        other_thread = batch.who(other)[1]
+        file, line = batch.source_of(i)
+        other_line = batch.source_of(where)[1]
+        address = word * 4 % batch.memory.shared_stride
+        message = (
+            f"thread {thread} here and thread {other_thread} at line {other_line} use shared address "
+            f"{address:#x} with no barrier between them"
+        )
+        kind_text = f"Potential {hazard} hazard in __shared__ memory"
+        batch.note(Finding("racecheck", kind_text, file, line, block, thread, address, message))
