@@ -40,7 +40,7 @@ class Analysis:
     regions: dict[int, Region] = field(default_factory=dict)
     constants: dict[int, Immediate | Symbol] = field(default_factory=dict)
     computed: set[int] = field(default_factory=set)
-    chain: dict[int, int] = field(default_factory=dict)
+    chain: Chains = field(default_factory=lambda: Chains())
     enterable: list[int] = field(default_factory=list)
     flushed: set[int] = field(default_factory=set)
     skipped: set[int] = field(default_factory=set)  # instructions that are aliases or launch constants
@@ -63,7 +63,7 @@ def analyse(program: Program) -> Analysis:
     joins = post_dominators(program.blocks)
     _find_vectors(program, result, joins)
     _find_regions(program, result, joins)
-    _find_chains(program, result)
+    result.chain = chains(program)
     _find_flushed(program, result)
     headers = {t for b in program.blocks for t in b.targets if t <= b.index}
     apart = {
@@ -245,16 +245,31 @@ def _find_regions(program: Program, analysis: Analysis, joins: list[int]) -> Non
             taken |= inside
 
 
-def _find_chains(program: Program, analysis: Analysis) -> None:
+class Chains(dict[int, int]):
+    """Block -> the first block of its chain: blocks that uniform code runs one after the other, counted once.
+
+    previous: the block before a block in its chain.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.previous: dict[int, int] = {}
+
+
+def chains(program: Program) -> Chains:
+    """The chains of a program."""
+    result = Chains()
     predecessors = _predecessors(program)
     for block in program.blocks:
         n = block.index
         before = predecessors[n]
-        analysis.chain[n] = n
+        result[n] = n
         if n and len(before) == 1 and block.waits != "block":
             (p,) = before
             if p < n and program.blocks[p].kind == "fall":
-                analysis.chain[n] = analysis.chain[p]
+                result[n] = result[p]
+                result.previous[n] = p
+    return result
 
 
 _FLUSHING = frozenset(("add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "min", "max"))

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import os
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ import llvmlite.binding as llvm
 
 MAGIC = b"palab simt object 1\n"
 QUICK, OPTIMISED = 1, 2
-_lock = threading.Lock()
 
 
 @functools.cache
@@ -106,8 +104,8 @@ def folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "palab"
 
 
-def fetch(name: str) -> bytes | None:
-    """The object file kept under a key, or None."""
+def fetch(name: str) -> tuple[int, bytes] | None:
+    """(bytes of a warp state, object file) kept under a key, or None."""
     try:
         data = (folder() / f"{name}.o").read_bytes()
     except OSError:
@@ -115,11 +113,12 @@ def fetch(name: str) -> bytes | None:
     head = len(MAGIC) + 32
     if not data.startswith(MAGIC) or hashlib.sha256(data[head:]).digest() != data[len(MAGIC) : head]:
         return None
-    return data[head:]
+    return int.from_bytes(data[head : head + 8], "little"), data[head + 8 :]
 
 
-def keep(name: str, data: bytes) -> None:
+def keep(name: str, warp_bytes: int, data: bytes) -> None:
     """Store an object file; a cache that cannot be written is no error."""
+    data = warp_bytes.to_bytes(8, "little") + data
     try:
         folder().mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder(), prefix=f"{name}.", suffix=".part")

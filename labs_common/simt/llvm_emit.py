@@ -570,6 +570,7 @@ class Code:
         old_values = f.alloca(f"<{WARP} x {element}>")
         rest, seen, host = f.variable("i32"), f.variable("i32"), f.variable("ptr")
         f.store(self.mask, rest)
+        f.store(f.resize(self.mask, "i64"), f.pointer("%ctx", CTX["fault_mask"]))
         f.store(const("i32", 0), seen)
         entry = f.pointer(f.field("ptr", "%ctx", CTX["cache"], True).name, at.CACHE_BYTES * number)
         loop, one, go, again, next_, leave = (

@@ -441,6 +441,7 @@ def access(module: Module, counters_offset: int) -> None:
     host, seen, rest = f.variable("ptr"), f.variable("i32", f.i32(0)), f.variable("i32", mask)
     addresses, data = f.pointer("%ctx", at.SCRATCH_ADDRESSES), f.pointer("%ctx", at.SCRATCH_DATA)
     entry = f.pointer(f.ctx_pointer("cache"), f.bin("mul", Value("%number", "i64"), f.i64(at.CACHE_BYTES)))
+    f.store(f.resize(mask, "i64"), f.pointer("%ctx", CTX["fault_mask"]))
     loop, body, copy, bad, copied, leave = (
         f.new_label(s) for s in ("loop", "body", "copy", "bad", "copied", "leave")
     )
@@ -594,7 +595,7 @@ def refill(module: Module) -> None:
 
 
 def driver(module: Module, slots_bytes: int) -> None:
-    """i32 run(ctx, resume): takes blocks until none is left; 0, or FAULT, STOP, BUDGET, STALL.
+    """i32 run(ctx, resume): takes blocks until none is left; 0, or FAULT, STOP, BUDGET, STALL, SWAP.
 
     A stalled block (a barrier that not simply every thread of the block reached, all warps converged) is left
     to the caller, who may change warp states and call again with resume = 1.
@@ -618,6 +619,12 @@ def driver(module: Module, slots_bytes: int) -> None:
     f.cond(f.icmp("ne", Value("%resume", "i32"), f.i32(0)), sweep, take)
 
     f.label(take)
+    swap, claim = f.new_label("swap"), f.new_label("claim")
+    wanted = f.load("i64", f.pointer("%ctx", CTX["swap"]), volatile=True)
+    f.cond(f.icmp("ne", wanted, f.i64(0)), swap, claim, "unlikely")
+    f.label(swap)
+    f.ret(f.i32(at.SWAP))
+    f.label(claim)
     mine = f.emit(f"atomicrmw add ptr {f.ctx_pointer('next_block')}, i64 1 seq_cst", "i64")
     total = f.ctx("block_count")
     out = f.new_label("out")
@@ -638,6 +645,7 @@ def driver(module: Module, slots_bytes: int) -> None:
     f.label(block_label)
     block = f.phi([(mine, id_label), (from_list, list_label)])
     f.store(block, f.pointer("%ctx", CTX["block"]))
+    f.store(mine, f.pointer("%ctx", CTX["order"]))
     gx, gy = f.ctx("nctaid_x"), f.ctx("nctaid_y")
     f.store(f.bin("urem", block, gx), f.pointer("%ctx", CTX["ctaid_x"]))
     rest = f.bin("udiv", block, gx)

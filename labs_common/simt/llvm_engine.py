@@ -1,0 +1,474 @@
+"""The LLVM engine: a launch as machine code, its blocks over all cores.
+
+Same results, counts and findings as the NumPy engine, which stays the reference; `run` has its signature.
+A new kernel first runs quickly built code while better code is made beside it, taken over as soon as it is
+there and kept on disk (llvm_cache). Worker threads run machine code without Python's lock; the caller's thread
+waits, so that Ctrl-C stops a launch within milliseconds.
+
+Facts of the design: warps of a block run one after the other up to a barrier, blocks in ascending order of their
+numbers as workers become free. Of several faults the one of the lowest block is reported. A program whose
+result may depend on the order of blocks (atomics that give a value or round, printf) runs on one worker. clock
+counts the instructions of its own warp. What this engine does not know is left to the NumPy engine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from . import llvm_cache as cache
+from . import llvm_layout as at
+from .counters import Counters
+from .errors import BudgetError, Fault, Finding, UnsupportedError
+from .launch import Launch, Result
+from .llvm_analysis import chains
+from .llvm_blocks import Stalled
+from .llvm_emit import Kernel
+from .llvm_faults import finding_of, notes_of
+from .llvm_layout import CTX
+from .llvm_runtime import ACCESS_COUNTERS
+from .memory import WINDOW, AddressSpace
+from .printf import format_text
+from .program import Program
+
+ATTRIBUTES = '"min-legal-vector-width"="512"'
+OUTPUT_LIMIT = 1 << 20  # characters of printf that are kept
+POLL = 0.02  # seconds between two looks of the waiting thread
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64, ctypes.c_int32)
+
+
+class Compiled:
+    """A program's machine code: what there is now, and better code as soon as it is ready."""
+
+    def __init__(self, program: Program):
+        self.key = cache.key(_signature(program))
+        self.native: cache.Native | None = None
+        self.thread: threading.Thread | None = None
+        kept = cache.fetch(self.key)
+        if kept is not None:
+            try:
+                self.native = cache.load(kept[1], cache.OPTIMISED)
+                self.warp_bytes = kept[0]
+                return
+            except RuntimeError:
+                pass  # damaged in a way that its checksum does not show: build anew
+        kernel = Kernel(program)
+        self.warp_bytes = kernel.layout.warp_bytes
+        text = kernel.text(cache.host()[0], ATTRIBUTES)
+        self.native = cache.load(cache.build(text, cache.QUICK), cache.QUICK)
+        self.thread = threading.Thread(target=self._improve, args=(text,), name="simt-llvm")
+        self.thread.start()
+
+    def _improve(self, text: str) -> None:
+        data = cache.build(text, cache.OPTIMISED)
+        self.native = cache.load(data, cache.OPTIMISED)
+        cache.keep(self.key, self.warp_bytes, data)
+
+    def settle(self) -> None:
+        """Wait for the optimised code."""
+        if self.thread is not None:
+            self.thread.join()
+
+
+def compiled(program: Program) -> Compiled:
+    """The program's code, made once. Raises UnsupportedError before anything runs."""
+    known = program.__dict__.get("_llvm_code")
+    if known is None:
+        known = program.__dict__["_llvm_code"] = Compiled(program)
+    return known
+
+
+def _signature(program: Program) -> str:
+    """Everything of a program that its code depends on, as text."""
+    parts = [
+        (i.name, i.operands, i.guard, place, charged)
+        for i, place, charged in zip(program.instructions, program.executed_in, program.charged, strict=True)
+    ]
+    rest = (
+        program.entry,
+        [(r.name, r.type) for r in program.registers],
+        program.param_offsets,
+        program.symbols,
+        program.dynamic_offset,
+        program.local_bytes,
+        sorted(program.variables),
+    )
+    return repr((parts, rest))
+
+
+def _aligned(size: int) -> np.ndarray:
+    """Zeroed bytes that start at a multiple of 64."""
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size]
+
+
+class Worker:
+    """One thread's own memory: context, counters, warps, sector maps; see llvm_layout."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        launch, program = run.launch, run.launch.program
+        self.threads = launch.threads
+        self.warps = -(-self.threads // 32)
+        self.warp_bytes = run.compiled.warp_bytes
+        self.context = _aligned(at.CTX_BYTES)
+        self.fields = self.context.view(np.int64)
+        self.counters = _aligned(8 * (5 * len(program.blocks) + ACCESS_COUNTERS * len(program.access)))
+        self.cache = _aligned(at.CACHE_BYTES * max(1, len(program.access)))
+        self.notes = _aligned(at.NOTE_BYTES * max(1, len(program.access)))
+        self.state = _aligned(self.warp_bytes * self.warps)
+        self.shared_size = launch.shared_bytes
+        self.shared = _aligned(self.shared_size + 64)
+        self.shared_flags = _aligned(self.shared_size // 4 + 64)
+        self.local = _aligned(self.warps * 32 * program.local_bytes + 64)
+        self.constants = _aligned(8 * max(1, len(program.registers)))
+        self.maps: list[tuple[np.ndarray, np.ndarray]] = []
+        rows = np.zeros((max(1, len(run.allocations)), at.TABLE_BYTES // 8), np.int64)
+        for row, allocation in zip(rows, run.allocations, strict=False):
+            size = allocation.size // 256 + 16
+            read, written = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+            self.maps.append((read, written))
+            track = allocation.written.ctypes.data if allocation.written is not None and allocation.size else 0
+            fixed = not allocation.host.flags.writeable
+            row[:7] = (allocation.base, allocation.size, allocation.pointer, read.ctypes.data,
+                       written.ctypes.data, track, fixed)  # fmt: skip
+        self.table = rows
+        self.set_fields()
+        self.set_threads()
+
+    def set_fields(self) -> None:
+        """Fill the context."""
+        run, launch = self.run, self.run.launch
+        program = launch.program
+        values = {
+            "params": run.params.ctypes.data,
+            "counters": self.counters.ctypes.data,
+            "cache": self.cache.ctypes.data,
+            "table": self.table.ctypes.data,
+            "table_count": len(run.allocations),
+            "warps": self.state.ctypes.data,
+            "warp_stride": self.warp_bytes,
+            "shared": self.shared.ctypes.data,
+            "shared_size": self.shared_size,
+            "shared_flags": self.shared_flags.ctypes.data,
+            "local": self.local.ctypes.data,
+            "local_bytes": program.local_bytes,
+            "local_total": self.warps * 32 * program.local_bytes,
+            "stop": run.stop.ctypes.data,
+            "budget": launch.budget,
+            "constants": self.constants.ctypes.data,
+            "symbols": run.symbols.ctypes.data,
+            "threads": self.threads,
+            "warps_per_block": self.warps,
+            "next_block": run.shared_words[0:].ctypes.data,
+            "block_count": len(run.chosen) if run.chosen is not None else launch.block_count,
+            "block_list": run.chosen.ctypes.data if run.chosen is not None else 0,
+            "fault_block": run.shared_words[8:].ctypes.data,
+            "done": run.shared_words[16:].ctypes.data,
+            "shared_window": WINDOW["shared"],
+            "local_window": WINDOW["local"],
+            "param_window": WINDOW["param"],
+            "param_bytes": len(launch.params),
+            "call": ctypes.cast(run.callback, ctypes.c_void_p).value,
+            "host": id(self),
+            "track_shared": "initcheck" in launch.checks,
+            "track_global": "initcheck" in launch.checks,
+            "notes": self.notes.ctypes.data,
+        }
+        for axis, threads, blocks in zip("xyz", launch.block, launch.grid, strict=True):
+            values[f"ntid_{axis}"], values[f"nctaid_{axis}"] = threads, blocks
+        for name, value in values.items():
+            self.fields[CTX[name] // 8] = value
+
+    def set_threads(self) -> None:
+        """Lanes that exist and their thread indices, which no block changes."""
+        x, y, _ = self.run.launch.block
+        linear = np.arange(self.warps * 32)
+        indices = np.stack((linear % x, linear // x % y, linear // (x * y))).astype(np.int32)
+        for w in range(self.warps):
+            lanes = slice(32 * w, 32 * w + 32)
+            self.words(w, at.WARP_TID, 96)[:] = indices[:, lanes].ravel()
+            here = min(32, self.threads - 32 * w)
+            self.words(w, at.WARP_FIRST, 1)[0] = np.uint32((1 << here) - 1).view(np.int32)
+            self.words(w, at.WARP_INDEX, 2).view(np.int64)[0] = w
+
+    def words(self, warp: int, offset: int, count: int) -> np.ndarray:
+        """int32 words of a warp state."""
+        start = warp * self.warp_bytes + offset
+        return self.state[start : start + 4 * count].view(np.int32)
+
+    def field(self, name: str) -> int:
+        """A field of the context."""
+        return int(self.fields[CTX[name] // 8])
+
+    def work(self) -> None:
+        """Run blocks until none is left, a fault, or stop. Errors are left in `run`."""
+        run = self.run
+        try:
+            resume = 0
+            while True:
+                native = run.compiled.native
+                self.fields[CTX["swap"] // 8] = 0
+                code = native.run(self.context.ctypes.data, resume)
+                resume = 0
+                if code == at.SWAP:
+                    continue
+                if code == at.STALL:
+                    Stalled(self).release()
+                    resume = 1
+                    continue
+                if code == at.FAULT:
+                    if self.error is not None:
+                        raise self.error
+                    raise Fault(finding_of(self))
+                if code == at.BUDGET:
+                    raise self.over_budget()
+                return
+        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread
+            run.failed(self.field("order"), error)
+
+    error: BaseException | None = None  # raised by a call from the kernel
+
+    def over_budget(self) -> BudgetError:
+        """The budget's error, at the place that the warp is at."""
+        launch = self.run.launch
+        return BudgetError(
+            f"{launch.program.entry}: a thread of block {launch.block_index(self.field('block'))} executed more "
+            f"than {launch.budget} instructions; is this loop endless?"
+        )
+
+    # ---- calls from the kernel
+
+    def builtin(self, instruction: int, warp: int, mask: int) -> int:
+        """printf and assert; arguments lie in local memory."""
+        try:
+            program = self.run.launch.program
+            name, group = program.instructions[instruction].operands
+            offsets = [program.symbols[s.name][1] for s in group.elements]
+            for lane in range(32):
+                if mask >> lane & 1:
+                    self.builtin_lane(instruction, name.name, offsets, 32 * warp + lane)
+        except BaseException as error:  # noqa: BLE001 - cannot pass through machine code
+            self.error = error
+            return 1
+        return 0
+
+    def builtin_lane(self, instruction: int, name: str, offsets: list[int], thread: int) -> None:
+        from .errors import TrapError
+
+        size = self.run.launch.program.local_bytes
+        frame = self.local[thread * size : (thread + 1) * size]
+        words = [int(frame[o : o + 8].view(np.uint64)[0]) for o in offsets[:2]]
+
+        def read(address: int, count: int) -> bytes:
+            return self.bytes_at(address, count, thread)
+
+        if name == "vprintf":
+            self.run.print(format_text(read, *words))
+            frame[offsets[2] : offsets[2] + 4] = 0
+            return
+        text, file = (self.string_at(read, word) for word in words)
+        line = int(frame[offsets[2] : offsets[2] + 4].view(np.uint32)[0])
+        message = f"{file}:{line}: assertion `{text}` failed"
+        block, index = self.where(thread)
+        raise TrapError(Finding("memcheck", "Device-side assert", file, line, block, index, None, message))
+
+    def where(self, thread: int):
+        """(block, thread) as (x, y, z)."""
+        launch = self.run.launch
+        return launch.block_index(self.field("block")), launch.thread_index(thread)
+
+    def bytes_at(self, address: int, count: int, thread: int) -> bytes:
+        """Memory at a generic address, as a thread sees it; b"" where nothing is mapped."""
+        size = self.run.launch.program.local_bytes
+        if WINDOW["local"] <= address < WINDOW["local"] + size:
+            start = thread * size + address - WINDOW["local"]
+            return self.local[start : start + count].tobytes()
+        if WINDOW["shared"] <= address < WINDOW["shared"] + self.shared_size:
+            start = address - WINDOW["shared"]
+            return self.shared[start : start + count].tobytes()
+        allocation = self.run.space.find(address)
+        if allocation is None:
+            return b""
+        return allocation.host[address - allocation.base :][:count].tobytes()
+
+    @staticmethod
+    def string_at(read: Callable[[int, int], bytes], address: int) -> str:
+        """A C string."""
+        out = bytearray()
+        while len(out) < 4096:
+            byte = read(address + len(out), 1)
+            if not byte or byte == b"\0":
+                break
+            out += byte
+        return out.decode("utf-8", "replace")
+
+
+class Run:
+    """One launch in progress."""
+
+    def __init__(self, launch: Launch, space: AddressSpace, addresses: dict[str, int], workers: int):
+        self.launch, self.space = launch, space
+        self.compiled = compiled(launch.program)
+        self.allocations = [a for a in space.allocations if a.size]
+        self.params = np.frombuffer(launch.params.ljust(8, b"\0"), np.uint8).copy()
+        names = sorted(launch.program.variables)
+        self.symbols = np.array([addresses[n] for n in names] or [0], np.int64)
+        self.chosen = None if launch.blocks is None else np.array(launch.blocks, np.int64)
+        self.total = launch.block_count if self.chosen is None else len(self.chosen)
+        self.stop = np.zeros(1, np.int32)
+        self.shared_words = np.zeros(24, np.int64)  # next block, lowest faulty block, blocks done; a line each
+        self.shared_words[8] = np.iinfo(np.int64).max
+        self.lock = threading.Lock()
+        self.errors: list[tuple[int, BaseException]] = []
+        self.output = io.StringIO()
+        self.dropped = 0
+        self.by_id: dict[int, Worker] = {}
+        self.callback = _CALLBACK(self._call)
+        self.workers = [Worker(self) for _ in range(max(1, min(workers, self.total)))]
+        self.by_id = {id(w): w for w in self.workers}
+
+    def _call(self, worker: int, instruction: int, warp: int, mask: int) -> int:
+        return self.by_id[worker].builtin(instruction, warp, mask & 0xFFFFFFFF)
+
+    def print(self, text: str) -> None:
+        """Keep what printf printed, up to OUTPUT_LIMIT characters."""
+        room = max(OUTPUT_LIMIT - self.output.tell(), 0)
+        self.output.write(text[:room])
+        self.dropped += max(len(text) - room, 0)
+
+    def failed(self, order: int, error: BaseException) -> None:
+        """Note the error of the block that is `order`-th in the launch; later blocks are not begun."""
+        with self.lock:
+            self.errors.append((order, error))
+            self.shared_words[8] = min(int(self.shared_words[8]), order)
+
+    def execute(self, progress: Callable[[int, int], None] | None) -> None:
+        """Run all blocks. Raises the error of the lowest block."""
+        for worker in self.workers:
+            state = worker.state.ctypes.data
+            self.compiled.native.setup(worker.context.ctypes.data, state)
+        level = self.compiled.native.level
+        threads = [threading.Thread(target=w.work, name="simt-llvm-worker") for w in self.workers]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(POLL)
+                    if self.compiled.native.level != level:
+                        level = self.compiled.native.level
+                        for worker in self.workers:
+                            worker.fields[CTX["swap"] // 8] = 1
+                    if progress is not None:
+                        progress(int(self.shared_words[16]), self.total)
+        except BaseException:
+            self.stop[0] = 1
+            for thread in threads:
+                thread.join()
+            raise
+        if self.errors:
+            raise min(self.errors, key=lambda e: e[0])[1]
+
+    def result(self, seconds: float) -> Result:
+        """Counters and findings of all workers together."""
+        launch, program = self.launch, self.launch.program
+        counters = Counters(program, launch.block_count)
+        counters.blocks_run = self.total
+        total = sum(w.counters.view(np.int64) for w in self.workers)
+        count = len(program.blocks)
+        chain = chains(program)
+        parts = total[: 4 * count].reshape(4, count)
+        for into, uniform, masked in (
+            (counters.block_warps, parts[0], parts[2]),
+            (counters.block_lanes, parts[1], parts[3]),
+        ):
+            running = np.zeros(count, np.int64)
+            for n in range(count):
+                head = chain[n]
+                before = running[chain.previous[n]] if head != n else 0
+                running[n] = before + uniform[n]
+                into[n] = running[n] + masked[n]
+        for block in program.blocks:
+            if block.kind in ("branch", "indexed") and not block.guard and len(set(block.targets)) > 1:
+                counters.divergent[block.stop - 1] += total[4 * count + block.index]
+        accesses = total[5 * count :].reshape(-1, ACCESS_COUNTERS)
+        for row, i in zip(accesses, sorted(program.access), strict=True):
+            access, place = program.access[i], program.executed_in[i]
+            counters.sectors[i], counters.wavefronts[i] = row[0], row[1]
+            counters.global_requests[i], counters.shared_requests[i] = row[2], row[3]
+            executions = counters.block_warps[place] if place >= 0 else 0
+            if access.space == "global":
+                counters.global_requests[i] = executions
+            elif access.space == "shared":
+                counters.shared_requests[i] = executions
+            elif access.space == "const":
+                counters.sectors[i] = 0
+                counters.global_requests[i] = 0
+            if access.counted:
+                counters.local_requests[i] = row[4]
+        maps = [w.maps for w in self.workers]
+        for k, _ in enumerate(self.allocations):
+            for which, name in ((0, "sectors_read"), (1, "sectors_written")):
+                marks = maps[0][k][which]
+                for other in maps[1:]:
+                    marks = marks | other[k][which]
+                setattr(counters, name, getattr(counters, name) + int(np.bitwise_count(marks).sum()))
+        if self.dropped:
+            self.output.write(f"\n... {self.dropped} more characters of printf output\n")
+        return Result(counters, notes_of(self), self.output.getvalue(), seconds)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _needs_order(program: Program) -> bool:
+    """Whether the order of blocks may show in the result."""
+    for instruction in program.instructions:
+        if instruction.opcode == "call" and instruction.operands[-1].elements:
+            return True
+        if instruction.opcode == "atom" or (
+            instruction.opcode == "red" and instruction.types and instruction.types[-1][0] in "fb"
+            and "add" in instruction.modifiers
+        ):  # fmt: skip
+            return True
+    return False
+
+
+def run(
+    launch: Launch,
+    space: AddressSpace,
+    addresses: dict[str, int],
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """Run a launch on the LLVM engine.
+
+    Args:
+        addresses: the virtual addresses of the module's variables.
+        workers: threads; by default one for each core.
+        progress: called now and then with (blocks done, blocks in all).
+
+    Raises:
+        UnsupportedError (before anything runs), Fault, BudgetError; KeyboardInterrupt passes through.
+    """
+    started = time.perf_counter()
+    if _needs_order(launch.program):
+        workers = 1
+    try:
+        current = Run(launch, space, addresses, workers or cores())
+    except UnsupportedError:
+        from . import numpy_engine
+
+        return numpy_engine.run(launch, space, addresses)
+    current.execute(progress)
+    return current.result(time.perf_counter() - started)

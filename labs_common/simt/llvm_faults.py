@@ -1,0 +1,175 @@
+"""Faults and notes that compiled code left in a worker's context, as the findings the NumPy engine gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from . import llvm_layout as at
+from .errors import Fault, Finding, TrapError
+from .memory import WINDOW, WINDOW_BYTES, describe
+
+if TYPE_CHECKING:
+    from .llvm_engine import Run, Worker
+
+
+def source_of(worker: Worker, instruction: int) -> tuple[str, int]:
+    """(file, line) of an instruction."""
+    return worker.run.launch.program.instructions[instruction].source or ("", 0)
+
+
+def finding_of(worker: Worker) -> Finding:
+    """The finding of the fault in the worker's context. Raises TrapError for a trap."""
+    program = worker.run.launch.program
+    kind, lane = worker.field("fault"), worker.field("fault_lane")
+    thread = 32 * worker.field("fault_warp") + lane
+    instruction, extra = worker.field("fault_instruction"), worker.field("fault_extra")
+    address = worker.field("fault_address")
+    if kind in (at.OUT_OF_BOUNDS, at.MISALIGNED, at.UNWRITTEN_SHARED):
+        return _memory(worker, instruction, extra)
+    block, index = worker.where(thread)
+    if kind == at.MASK_ABSENT:
+        instruction = program.blocks[extra].start
+    file, line = source_of(worker, instruction)
+    if kind == at.TRAPPED:
+        raise TrapError(
+            Finding("memcheck", "Trap", file, line, block, index, None, "the kernel executed trap")
+        )
+    if kind == at.BAD_INDEX:
+        limit = len(program.blocks[program.executed_in[instruction]].targets)
+        return Finding("memcheck", "Invalid branch", file, line, block, index, None,
+                       f"index {address & 0xFFFFFFFF} of brx.idx is beyond its {limit} targets")  # fmt: skip
+    mask = extra & 0xFFFFFFFF
+    if kind == at.NOT_IN_MASK:
+        message = f"mask {mask:#010x} does not name the executing lane {lane}"
+    elif kind == at.MASK_EXITED:
+        warp = worker.field("fault_warp")
+        alive = int(worker.words(warp, at.WARP_ALIVE, 1)[0]) & 0xFFFFFFFF
+        gone = mask & ~alive
+        named = (gone & -gone).bit_length() - 1
+        state = "exited" if 32 * warp + named < worker.threads else "absent"
+        message = f"mask {mask:#010x} names {state} lane {named}"
+    else:
+        warp = worker.field("fault_warp")
+        named = int(worker.words(warp, at.WARP_COUNT, 32)[lane]) & 0xFFFFFFFF
+        missing = named & ~(address & 0xFFFFFFFF)
+        names = ", ".join(str(k) for k in range(32) if missing >> k & 1)
+        message = f"lanes {names} of the mask never arrive"
+    name = program.instructions[instruction].name
+    return Finding("synccheck", "Barrier error detected. Invalid arguments", file, line, block, index, None,
+                   f"{name}: {message}")  # fmt: skip
+
+
+def _memory(worker: Worker, instruction: int, span: int) -> Finding:
+    """Which lane of the warp's access is named, and in which words.
+
+    Where several lanes are at fault: in global memory a misaligned one before one out of bounds, in shared
+    and local memory the other way round; then the lowest.
+    """
+    program = worker.run.launch.program
+    access = program.access[instruction]
+    start = at.SCRATCH_ADDRESSES
+    addresses = worker.context[start : start + 256].view(np.uint64)
+    mask = worker.field("fault_mask")
+    lanes = [k for k in range(32) if mask >> k & 1]
+    space, base = access.space, 0
+    verb = {"st": "write", "atom": "atomic", "red": "atomic"}.get(access.operation, "read")
+    if space == "generic":
+        # the spaces one after the other, as they are looked at
+        lane = worker.field("fault_lane")
+        space = "global"
+        for name, window in WINDOW.items():
+            if window <= int(addresses[lane]) < window + WINDOW_BYTES:
+                space, base = name, window if name != "param" else 0
+        lanes = [k for k in lanes if _in(int(addresses[k]), space)]
+    file, line = source_of(worker, instruction)
+    warp = worker.field("fault_warp")
+
+    def finding(tool: str, kind: str, lane: int, address: int, message: str) -> Finding:
+        return Finding(tool, kind, file, line, *worker.where(32 * warp + lane), address, message)
+
+    kind = f"Invalid __{space}__ {verb} of size {span} bytes"
+    offsets = {k: int(addresses[k]) - base for k in lanes}
+    misaligned = next((k for k in lanes if offsets[k] & (span - 1)), None)
+    if space in ("shared", "local"):
+        size = worker.shared_size if space == "shared" else program.local_bytes
+        beyond = next((k for k in lanes if offsets[k] + span > size), None)
+        if beyond is not None:
+            owner = "block" if space == "shared" else "thread"
+            return finding("memcheck", kind, beyond, offsets[beyond],
+                           f"Address {offsets[beyond]:#x} is out of bounds; a {owner} has {size} bytes")  # fmt: skip
+    if misaligned is not None:
+        address = offsets[misaligned]
+        return finding("memcheck", kind, misaligned, address, f"Address {address:#x} is misaligned")
+    if worker.field("fault") == at.UNWRITTEN_SHARED:
+        for k in range(access.count):
+            for lane in lanes:
+                offset = offsets[lane] + k * access.width
+                flags = worker.shared_flags[offset // 4 : (offset + access.width - 1) // 4 + 1]
+                wanted = (1 << min(access.width, 4)) - 1 << offset % 4
+                if any(int(f) & wanted != wanted for f in flags):
+                    return finding(
+                        "initcheck",
+                        f"Uninitialized __shared__ memory read of size {span} bytes",
+                        lane,
+                        offset,
+                        f"no thread of the block has written shared address {offset:#x}",
+                    )
+    memory = worker.run.space
+    for lane in lanes:
+        address = offsets[lane]
+        allocation = memory.find(address)
+        if space == "param":
+            if WINDOW["param"] <= address <= WINDOW["param"] + len(worker.run.launch.params) - span:
+                continue
+        elif allocation is not None and address + span <= allocation.end:
+            if verb == "read" or allocation.host.flags.writeable:
+                continue
+            return finding("memcheck", kind, lane, address, "the memory is read-only")
+        message = describe(memory, address)
+        if allocation is not None:
+            message = (
+                f"Address {address:#x} is out of bounds and reaches beyond the allocation "
+                f"at {allocation.base:#x} of size {allocation.size} bytes"
+            )
+        return finding("memcheck", kind, lane, address, message)
+    raise AssertionError("a memory fault without a faulty lane")
+
+
+def _in(address: int, space: str) -> bool:
+    if space in WINDOW:
+        return WINDOW[space] <= address < WINDOW[space] + WINDOW_BYTES
+    return not any(base <= address < base + WINDOW_BYTES for base in WINDOW.values())
+
+
+def notes_of(run: Run) -> list[Finding]:
+    """initcheck of global memory: the lowest block's first read of unwritten memory for each source line."""
+    program, launch = run.launch.program, run.launch
+    found: dict[tuple, Finding] = {}
+    for number, i in enumerate(sorted(program.access)):
+        rows = [w.notes.view(np.int64).reshape(-1, at.NOTE_BYTES // 8)[number] for w in run.workers]
+        rows = [r for r in rows if r[0]]
+        if not rows:
+            continue
+        _, block, warp, lane, address = (int(v) for v in min(rows, key=lambda r: r[1]))
+        access = program.access[i]
+        file, line = program.instructions[i].source or ("", 0)
+        start = address - address % access.width  # of the element
+        allocation = run.space.find(start)
+        name = (allocation.name if allocation is not None else "") or "an array"
+        finding = Finding(
+            "initcheck",
+            f"Uninitialized __global__ memory read of size {access.width * access.count} bytes",
+            file,
+            line,
+            launch.block_index(block),
+            launch.thread_index(32 * warp + lane),
+            start,
+            f"nothing was written at {start:#x} ({name})",
+        )
+        found.setdefault((finding.tool, finding.kind, file, line), finding)
+    return list(found.values())
+
+
+__all__ = ["Fault", "finding_of", "notes_of", "source_of"]
