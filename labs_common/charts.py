@@ -96,7 +96,11 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
     """One panel of `stage_progression`; gives its figures in words."""
     width, turn = 0.8 / len(drawn), 0 if len(drawn) == 1 else 90
     unit, spoken = "", []
-    totals = stage_totals(frame) if is_additive(metric, "") else frame.iloc[:0]
+    totals = (
+        stage_totals(select(frame, metric=[metric, names.TIME]))
+        if is_additive(metric, "")
+        else frame.iloc[:0]
+    )
     names_on_axis = [text.replace("\n", " ") for text in kernel_labels(kernels)]
     for g, group in enumerate(drawn):
         for k, (stage, kernel) in enumerate(kernels):

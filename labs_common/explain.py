@@ -246,7 +246,7 @@ def _waiting(rows: Metrics) -> Iterator[tuple[Evidence, str]]:
 def _changes(
     frame: Metrics, stage: str, limiters: tuple[Limiter, ...], before: list[Explanation]
 ) -> Iterator[Change]:
-    totals = stage_totals(frame)
+    totals = stage_totals(select(frame, metric=[names.TIME, names.DRAM_ACTIVE_CYCLES, names.DRAM_PCT]))
     yield from _merge_share(frame, stage, limiters)
     if not before:
         return

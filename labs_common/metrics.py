@@ -282,12 +282,19 @@ def stage_totals(frame: Metrics) -> Metrics:
 
     A stage of one kernel keeps its values. Metrics that are neither (registers, block size, rates …) have no
     figure for several kernels and are absent with that reason. The kernel of the rows is `ALL_KERNELS`.
+
+    Raises:
+        MetricsError: several launches of one kernel; `group_launches` makes them one.
     """
     rows = select(frame, line=None)
     by = ["source", "tool", "gpu", "stage", "problem"]
     totals = []
     for key, stage in rows.groupby(by, sort=False, dropna=False):
         kernels = list(stage["kernel"].unique())
+        for kernel in kernels:
+            launches = stage.loc[stage["kernel"] == kernel, "launch"].nunique()
+            if launches > 1:
+                raise MetricsError(f"{kernel} has {launches} launches: group_launches first")
         times = {k: value(stage, names.TIME, kernel=k) for k in kernels}
         for cell, cases in stage.groupby(["section", "metric", "unit"], sort=False):
             row = dict(zip(by, key, strict=True), kernel=ALL_KERNELS) | dict(

@@ -202,7 +202,7 @@ LAUNCH_METRICS = {
 
 
 def launch_of(rows: Metrics) -> tuple[Gpu, dict[str, int]]:
-    """The GPU of one kernel's rows, and its launch as arguments of `occupancy`, with the grid if there is one.
+    """The GPU of one kernel's rows, and its launch as arguments of `occupancy`, with the grid if known.
 
     Args:
         rows: one kernel on one GPU; shared memory that is not among them counts as none.

@@ -259,6 +259,14 @@ def test_a_stage_of_two_kernels_adds_times_and_weights_percentages():
     assert "not measured for paged_attention_split_kv" in dram_cycles["reason"]
 
 
+def test_launches_are_grouped_before_a_stage_is_summed_up():
+    frame = table(row(launch=0), row(launch=1))
+    with pytest.raises(metrics.MetricsError, match="k has 2 launches: group_launches first"):
+        metrics.stage_totals(frame)
+
+    assert metrics.value(metrics.stage_totals(metrics.group_launches(frame)), names.TIME) == 1.0
+
+
 def test_the_merge_is_half_a_percent():
     stage = metrics.select(reported_metrics(), stage="04_split_kv")
     merge, partial = (metrics.value(stage, names.TIME, kernel=k) for k in (MERGE, PARTIAL))
