@@ -1,7 +1,7 @@
 """The calls of CuPy that the lab and its notebooks use, carried out by the simulator.
 
-Where there is a GPU, `import cupy as xp`; where there is none, `from labs_common.simt import cupy_like as xp`;
-the rest of a cell is the same. Arrays live in one address space per process; launches are synchronous.
+Where there is a GPU, `import cupy as xp`; where there is none, `from labs_common.simt import cupy_like as xp`.
+The rest of a cell is the same. Arrays live in one address space per process; launches are synchronous.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from . import launch as launching
 from .arguments import check_arguments
-from .errors import BudgetError, LaunchError
+from .errors import LaunchError
 from .launch import ALL_CHECKS, Launch, Result
 from .memory import AddressSpace, Allocation
 from .parse import Module, parse
@@ -37,7 +37,7 @@ class _Memory:
         self.ptr = ptr
 
 
-class ndarray:  # noqa: N801 - CuPy's name
+class ndarray:
     """A device array. `host` is its memory as a NumPy array; kernels and the host see the same bytes."""
 
     def __init__(self, host: np.ndarray, allocation: Allocation, owner: Any = None):
@@ -108,7 +108,7 @@ class ndarray:  # noqa: N801 - CuPy's name
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.host[key] = value.host if isinstance(value, ndarray) else value
-        self._written()
+        self._written(key)
 
     def __len__(self) -> int:
         return len(self.host)
@@ -119,14 +119,12 @@ class ndarray:  # noqa: N801 - CuPy's name
     def _view(self, host: np.ndarray) -> ndarray:
         return ndarray(host, self.allocation, self._owner or self)
 
-    def _written(self) -> None:
+    def _written(self, key: Any = ...) -> None:
         marks = self.allocation.written
-        if marks is not None:
+        if marks is not None and self.size:
             start = self.data.ptr - self.allocation.base
-            if self.host.flags.c_contiguous:
-                marks[start : start + self.nbytes] = 0xFF
-            else:
-                marks[:] = 0xFF
+            shape, strides = (*self.shape, self.itemsize), (*self.strides, 1)
+            np.ndarray(shape, np.uint8, marks, start, strides)[key] = 0xFF
 
 
 def _new(host: np.ndarray, name: str = "", track_written: bool = False) -> ndarray:
@@ -136,11 +134,14 @@ def _new(host: np.ndarray, name: str = "", track_written: bool = False) -> ndarr
     return array
 
 
-def wrap(array: np.ndarray, name: str = "") -> ndarray:
-    """A device array over a NumPy array's own memory, without a copy. It must be C-contiguous."""
+def wrap(array: np.ndarray, name: str = "", track_written: bool = False) -> ndarray:
+    """A device array over a NumPy array's own memory, without a copy. It must be C-contiguous.
+
+    track_written: whether a kernel that reads what no kernel wrote is a finding of initcheck.
+    """
     if not array.flags.c_contiguous:
         raise ValueError(f"wrap: an array with strides {array.strides} is not C-contiguous")
-    return _new(array, name)
+    return _new(array, name, track_written)
 
 
 def asarray(array: Any, dtype: Any = None) -> ndarray:
@@ -272,7 +273,7 @@ class RawModule:
             raise ValueError(f"checks {sorted(unknown)}; there are {sorted(ALL_CHECKS)}")
         self.checks = frozenset(checks)
         self.last_launch: Result | None = None
-        self._resources = resources
+        self.resources = resources
         self._functions: dict[str, RawKernel] = {}
         self._addresses: dict[str, int] = {}
 
@@ -306,7 +307,7 @@ class RawKernel:
         self._opted_in = 0
 
     def _resource(self, name: str) -> Any:
-        figures = self.module._resources(self.name) if self.module._resources else None
+        figures = self.module.resources(self.name) if self.module.resources else None
         return getattr(figures, name, None)
 
     num_regs = property(lambda self: self._resource("num_regs"))
@@ -387,12 +388,5 @@ class RawKernel:
         sample = numpy_engine.sample(replace(launch, blocks=chosen, checks=frozenset()), SPACE,
                                      self.module._addresses, seconds)  # fmt: skip
         counters, finished = sample
-        lanes = float(counters.lane_instructions)
-        scale = launch.block_count / count
-        return Estimate(
-            launch.block_count, count, lanes * scale, lanes * scale / RATES[self.module.engine], finished
-        )
-
-
-__all__ = ["SPACE", "BudgetError", "Estimate", "RawKernel", "RawModule", "arange", "array", "asarray",
-           "asnumpy", "empty", "empty_like", "full", "ndarray", "ones", "wrap", "zeros", "zeros_like"]  # fmt: skip
+        lanes = counters.lane_instructions * launch.block_count / count
+        return Estimate(launch.block_count, count, lanes, lanes / RATES[self.module.engine], finished)
