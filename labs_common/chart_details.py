@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from matplotlib.patches import Patch
@@ -264,7 +265,7 @@ def source_lines(
         axes.set_xticks([])
         axes.grid(visible=False)
         sampled = " (sampled)" if select(rows, metric=metric)["sampled"].any() else ""
-        axes.set_title(names.label(metric) + sampled, fontsize=7.5, wrap=True)
+        axes.set_title(textwrap.fill(names.label(metric) + sampled, 16), fontsize=7)
         best = mine.sort_values(ascending=False).head(3)
         spoken.append(
             f"{names.label(metric)}: most at "

@@ -59,8 +59,13 @@ def every_chart():
     ceilings = charts.ceilings("h200", "measured", "read kernel", 4.6e12, 6.1e13)
     third = metrics.select(reported, stage="03_gqa_reuse")
     source = (KERNELS / "03_gqa_reuse.cu").read_text()
+    by_line = ["inst_executed", "memory_l1_wavefronts_shared", "smsp__pcsamp_sample_count"]
     lines = metrics.build(
-        [{"line": n, "metric": "inst_executed", "value": 100.0 * n, "unit": "inst"} for n in range(20, 40)],
+        [
+            {"line": n, "metric": m, "value": 100.0 * n, "unit": "", "sampled": "pcsamp" in m}
+            for n in range(20, 40)
+            for m in by_line
+        ],
         source="recorded",
         tool="ncu",
         gpu="h200",
@@ -76,7 +81,7 @@ def every_chart():
     yield "occupancy, block", charts.occupancy_curve(third)
     yield "occupancy, shared", charts.occupancy_curve(third, "shared")
     yield "simulated", charts.simulated_against_measured(metrics.concat([recorded, counted]))
-    yield "lines", charts.source_lines(lines, source, ["inst_executed"])
+    yield "lines", charts.source_lines(lines, source, by_line)
 
 
 CHARTS = [
