@@ -64,9 +64,12 @@ def test_a_stage_refuses_only_what_it_may(problem, stage):
 
     head_dim_bad = problem.head_dim % 4 != 0 or problem.head_dim > 256
     too_many_threads = stage.id == "03_gqa_reuse" and problem.group_size > 32
-    assert (reason is not None) == (head_dim_bad or too_many_threads)
+    too_many_heads = stage.id == "05_partitioned_gqa" and problem.group_size > 16
+    assert (reason is not None) == (head_dim_bad or too_many_threads or too_many_heads)
     if head_dim_bad:
         assert f"head_dim={problem.head_dim}" in reason and "256" in reason
+    elif too_many_heads:
+        assert f"query_heads={problem.query_heads}" in reason and "up to 16" in reason
     elif reason:
         assert f"{32 * problem.group_size} threads" in reason and "1024" in reason
 
@@ -81,6 +84,7 @@ def test_a_batch_beyond_the_grid_is_refused(stage):
 def test_half_precision_is_refused_by_the_fp32_stages():
     for stage in STAGES[:5]:
         assert "takes float32" in stage.supports(PRESETS["long"])
+        assert "layout=HND" in stage.supports(PRESETS["tiny"].replace(layout="HND"))
 
 
 @pytest.mark.parametrize("splits", [0, -1, 1.5, True, 65_536])
