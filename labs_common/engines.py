@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,18 +13,33 @@ import numpy as np
 
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
-from labs_common.compiler import OPTIONS, CompileError, compile_ptx, include_folders
+from labs_common.compiler import (
+    OPTIONS,
+    CompileError,
+    Resources,
+    compile_ptx,
+    compile_resources,
+    include_folders,
+)
+from labs_common.counted import counted_metrics
 from labs_common.doctor import engine_choice
+from labs_common.gpus import find_gpu
 from labs_common.inputs import Inputs, validate_inputs
 from labs_common.metrics import Metrics
 from labs_common.plans import Device, Launch, Plan
 from labs_common.problem import Problem
+from labs_common.simt import cupy_like
 from labs_common.simt.arguments import check_arguments
+from labs_common.simt.cupy_like import RATES, RawModule
 from labs_common.simt.errors import Finding, LaunchError
+from labs_common.simt.launch import ALL_CHECKS
 from labs_common.simt.parse import Function, parse
 from labs_common.source import Source
 from labs_common.stages import Stage
 from labs_common.worker import Worker, WorkerDied
+
+MAX_SECONDS = 120  # of a simulation that nobody forced
+SAMPLED_FROM = 30_000_000  # query elements times tokens from which a simulation is estimated first
 
 # The CUDA structs of kernels/paged_attention.cuh. align=True pads as C does.
 PROBLEM_STRUCT = np.dtype(
@@ -110,6 +126,10 @@ class Engine:
     def upload(self, inputs: Inputs) -> dict[str, Any]:
         """The arrays of a problem where kernels can read them, by name."""
         return {name: self.xp.asarray(array) for name, array in inputs.arrays().items()}
+
+    def poisoned(self, shape: tuple[int, ...], dtype: Any, name: str) -> Any:
+        """An array of NaN that a kernel is to write."""
+        return self.xp.full(shape, np.nan, dtype=dtype)
 
     def prepare(
         self,
@@ -308,23 +328,100 @@ class GpuEngine(Engine):
         return Outcome(self.xp.asnumpy(call.output), table, (), self.name, seconds)
 
 
+class TooLong(ValueError):
+    """A simulation that would take minutes; the message has the estimate and a smaller problem."""
+
+
 class SimulatorEngine(Engine):
     """The simulator, through CuPy's calls. Runs in this process: no kernel can harm it."""
 
     name = "simulator"
 
-    def __init__(self, device: Device | None = None, force: bool = False) -> None:
+    def __init__(self, device: Device | None = None, core: str = "llvm", force: bool = False) -> None:
         """Open the simulator.
 
         Args:
             device: whose limits and architecture to take; by default the recorded GPU's.
-            force: run even what would take longer than ``MAX_SECONDS``.
-        """
-        from labs_common.simt import cupy_like
+            core: "llvm" for machine code on all cores, "numpy" for the reference that single-steps.
+            force: run even what is estimated to take longer than ``MAX_SECONDS``.
 
+        Raises:
+            ValueError: an unknown core.
+        """
+        if core not in RATES:
+            raise ValueError(f"core={core!r}: allowed are {', '.join(RATES)}")
         self.xp = cupy_like
         self.device = device or Device()
+        self.core = core
         self.force = force
+
+    def module(self, source: Source, defines: Mapping[str, object] | None = None) -> RawModule:
+        """As ``Engine.module``: NVRTC's PTX, run by the simulator; resource figures are ptxas's."""
+        ptx = compile_ptx(source, defines, self.device.arch)
+
+        def resources(kernel: str) -> _FunctionFigures:
+            return _FunctionFigures(compile_resources(source, defines, self.device.arch)[kernel])
+
+        return RawModule(code=ptx, resources=resources, engine=self.core)
+
+    def upload(self, inputs: Inputs) -> dict[str, Any]:
+        """The arrays themselves, without a copy: kernels and NumPy see the same memory."""
+        return {name: self.xp.wrap(array, name) for name, array in inputs.arrays().items()}
+
+    def poisoned(self, shape: tuple[int, ...], dtype: Any, name: str) -> Any:
+        """NaN everywhere, and initcheck knows that no kernel has written it."""
+        return self.xp.wrap(np.full(shape, np.nan, dtype), name, track_written=True)
+
+    def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool) -> Outcome:
+        for kernel in call.kernels.values():
+            kernel.module.checks = ALL_CHECKS if checks else frozenset({"memcheck"})
+        if not self.force:
+            self._refuse_long(call, problem)
+        gpu = find_gpu(self.device.name)
+        tables, findings, seconds = [], [], 0.0
+        for number, launch in enumerate(call.launches):
+            kernel = call.kernels[launch.entry]
+            kernel(launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes)
+            result = kernel.module.last_launch
+            findings += result.findings
+            seconds += result.seconds
+            figures = kernel.module.resources(launch.entry).resources
+            tables.append(
+                counted_metrics(result.counters, launch, number, figures, gpu, stage.id, problem.name)
+            )
+        table = metrics_table.concat(tables)
+        return Outcome(self.xp.asnumpy(call.output), table, tuple(findings), self.name, seconds)
+
+    def _refuse_long(self, call: Call, problem: Problem) -> None:
+        """Raise TooLong where a sample of the blocks says so; small problems are not sampled."""
+        if problem.query_heads * problem.head_dim * sum(problem.context_lengths) < SAMPLED_FROM:
+            return
+        launch = call.launches[0]
+        estimate = call.kernels[launch.entry].estimate(
+            launch.grid, launch.block, call.arguments, launch.shared_bytes
+        )
+        seconds = estimate.lane_instructions / (RATES[self.core] * (os.cpu_count() or 1))
+        if seconds <= MAX_SECONDS:
+            return
+        shrink = MAX_SECONDS / 4 / seconds
+        longest = max(1, int(max(problem.context_lengths) * shrink))
+        raise TooLong(
+            f"{launch.entry} on {problem}: {'about' if estimate.finished else 'at least'} "
+            f"{estimate.lane_instructions / 1e9:,.0f} G lane-instructions, {seconds:,.0f} s here, more than "
+            f"the {MAX_SECONDS} s that are run unasked. Take contexts of {longest:,} tokens, or --force it"
+        )
+
+
+@dataclass(frozen=True)
+class _FunctionFigures:
+    """Resources under the names of CuPy's function attributes."""
+
+    resources: Resources
+
+    num_regs = property(lambda self: self.resources.registers)
+    shared_size_bytes = property(lambda self: self.resources.shared_bytes)
+    local_size_bytes = property(lambda self: self.resources.stack_bytes)
+    const_size_bytes = property(lambda self: None)
 
 
 class CheckedModule:

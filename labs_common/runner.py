@@ -103,17 +103,17 @@ def _run_one(stage: Stage, problem: Problem, engine: Engine, inputs, expected) -
 def stage_table(rows: Sequence[Row], problem: Problem, engine: Engine, benchmark: Benchmark | None) -> Table:
     """The stage table, with what the engine can say: times on a GPU, counts in the simulator."""
     table = Table(title=escape(str(problem)), caption=_caption(engine, benchmark), title_justify="left")
-    table.add_column("stage")
-    table.add_column("result")
-    table.add_column("max error", justify="right")
+    table.add_column("stage", no_wrap=True)
+    table.add_column("result", overflow="fold", min_width=6)
+    table.add_column("max error", justify="right", no_wrap=True)
     columns = _time_columns if benchmark else _count_columns
     headers = (
-        ("time", "x the one before", "bandwidth", "of the read ceiling")
+        ("time", "faster", "bandwidth", "of ceiling")
         if benchmark
-        else ("warp instructions", "global sectors", "sectors/request", "shared wavefronts", "host time")
+        else ("warp instr.", "load sectors", "per request", "smem wavefronts", "host")
     )
     for header in headers:
-        table.add_column(header, justify="right")
+        table.add_column(header, justify="right", no_wrap=False, overflow="fold")
     previous = None
     for row in rows:
         if row.outcome is None:

@@ -278,7 +278,7 @@ class RawModule:
         self._addresses: dict[str, int] = {}
 
     def get_function(self, name: str) -> RawKernel:
-        """The kernel of this name. Raises KeyError naming the kernels there are; UnsupportedError."""
+        """The kernel of this name. Raises LaunchError naming the kernels there are; UnsupportedError."""
         if name not in self._functions:
             program = build(self.parsed, name)
             missing = {k: v for k, v in program.variables.items() if k not in self._addresses}

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from .errors import PtxError, UnsupportedError
+from .errors import LaunchError, PtxError, UnsupportedError
 from .parse import (
     TYPE_BYTES,
     Address,
@@ -692,10 +692,20 @@ def _accesses(program: Program) -> None:
 
 
 def build(module: Module, entry: str) -> Program:
-    """The Program of one kernel. Raises KeyError with the kernels there are, PtxError, UnsupportedError."""
+    """The Program of one kernel. Raises LaunchError (naming the kernels there are), PtxError, UnsupportedError."""
     function = module.functions.get(entry)
     if function is None or not function.entry or function.declared_only:
-        raise KeyError(f"no kernel {entry!r}; there are: {', '.join(module.entries) or 'none'}")
+        raise LaunchError(f"no kernel named {entry}; found {', '.join(module.entries) or 'none'}")
+    try:
+        return _build(module, entry, function)
+    except PtxError as error:
+        places = {i.line: i.source for f in module.functions.values() for i in f.body}
+        if error.source or not places.get(error.line):
+            raise
+        raise type(error)(error.message, error.line, places[error.line]) from None
+
+
+def _build(module: Module, entry: str, function: Function) -> Program:
     builder = _Builder(module)
     builder.inline(function, {v.name: v.name for v in function.params}, ())
     param_offsets, param_bytes = layout(function.params)
