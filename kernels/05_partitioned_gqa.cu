@@ -47,6 +47,12 @@ struct Partials {
   float4* values;  // [batch, query_heads, partitions, COLUMNS], not divided by the sum
 };
 
+// The block's entry for a query head of its group.
+__device__ __forceinline__ size_t partial_entry(const Problem& problem, int head, int partitions) {
+  const size_t query = (size_t)blockIdx.y * problem.query_heads + blockIdx.x * GROUP_SIZE + head;
+  return query * partitions + blockIdx.z;
+}
+
 __device__ __forceinline__ Partial combine(Partial a, Partial b, float& scale_a, float& scale_b) {
   const float max = fmaxf(a.max, b.max);
   scale_a = a.max == max ? 1.0f : __expf(a.max - max);  // not -INFINITY minus -INFINITY
@@ -77,40 +83,48 @@ __device__ __forceinline__ void load_row(const uint4* row, int row_lane, float (
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    paged_attention_partitioned_gqa(Problem problem, Inputs in, Element* output, Partials partials, int partitions) {
+// The lanes of a head, lane % HEAD_SLOTS, merge their partials by a butterfly: all of them end with the whole.
+struct MergeLanes {
+  __device__ __forceinline__ Partial operator()(Partial part) const {
+    float keep, take;
+#pragma unroll
+    for (int offset = HEAD_SLOTS; offset < WARP_SIZE; offset *= 2) {
+      const Partial other = {__shfl_xor_sync(FULL_WARP, part.max, offset), __shfl_xor_sync(FULL_WARP, part.sum, offset)};
+      part = combine(part, other, keep, take);
+    }
+    return part;
+  }
+};
+
+// Each warp attends with its query heads to its tokens of the partition; its partials are left in shared memory.
+template <class Lanes>
+__device__ __forceinline__ void attend(const Problem& problem, const Inputs& in, int start, int end, uint4* tiles,
+                                       Partial (&warp_parts)[HEADS][WARPS], Lanes merge_lanes) {
   const int kv_head = blockIdx.x;
   const int sequence = blockIdx.y;
-  const int start = blockIdx.z * PARTITION_TOKENS;
-  const int end = min(start + PARTITION_TOKENS, in.context_lengths[sequence]);
-  if (start >= end) return;
-
   const int warp = threadIdx.x / WARP_SIZE;
   const int lane = threadIdx.x % WARP_SIZE;
   const int row_lane = lane % ROW_LANES;
-  const int first_head = warp % HEAD_SETS * HEADS;         // of the group
-  const int warp_token = warp / HEAD_SETS * WARP_TOKENS;   // of a tile
-  const int row_token = lane / ROW_LANES * ROW_TOKENS;     // of a step
-  const size_t first_query = (size_t)sequence * problem.query_heads + kv_head * GROUP_SIZE;
+  const int first_head = warp % HEAD_SETS * HEADS;        // of the group
+  const int warp_token = warp / HEAD_SETS * WARP_TOKENS;  // of a tile
+  const int row_token = lane / ROW_LANES * ROW_TOKENS;    // of a step
+  uint4* keys = tiles;                                    // [TILE_TOKENS, CHUNKS]
+  uint4* values = tiles + TILE_TOKENS * CHUNKS;           // [TILE_TOKENS, CHUNKS]
 
-  extern __shared__ uint4 tiles[];
-  uint4* keys = tiles;                           // [TILE_TOKENS, CHUNKS]
-  uint4* values = tiles + TILE_TOKENS * CHUNKS;  // [TILE_TOKENS, CHUNKS]
   __shared__ unsigned page_rows[PARTITION_PAGES];
-  __shared__ Partial warp_parts[HEADS][WARPS];
-
   const int first_page = start / PAGE_SIZE;
   for (int page = first_page + threadIdx.x; page * PAGE_SIZE < end; page += THREADS) {
     page_rows[page - first_page] = first_row(problem, physical_page(problem, in, sequence, page), kv_head);
   }
   const unsigned slot_rows = LAYOUT == NHD ? problem.kv_heads : 1;
   const TokenRun run = {page_rows, (unsigned)first_page, slot_rows, (unsigned)end};
+
   float query[HEADS][LANE_DIMS];
   float weighted[HEADS][LANE_DIMS] = {};  // values
 #pragma unroll
   for (int h = 0; h < HEADS; ++h) {
-    const int head = min(first_head + h, GROUP_SIZE - 1);
-    load_row(reinterpret_cast<const uint4*>(in.query) + (first_query + head) * CHUNKS, row_lane, query[h]);
+    const int head = kv_head * GROUP_SIZE + min(first_head + h, GROUP_SIZE - 1);
+    load_row(reinterpret_cast<const uint4*>(in.query + query_offset(problem, sequence, head)), row_lane, query[h]);
   }
   Partial running = {-INFINITY, 0.0f};  // of head lane % HEAD_SLOTS
   __syncthreads();                      // the pages are known
@@ -145,12 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (!valid) score[s] = -INFINITY;
       part = combine(part, {score[s], valid ? 1.0f : 0.0f}, keep, take);
     }
-#pragma unroll
-    for (int offset = HEAD_SLOTS; offset < WARP_SIZE; offset *= 2) {  // over the lanes of a head
-      part = combine(part, {__shfl_xor_sync(FULL_WARP, part.max, offset), __shfl_xor_sync(FULL_WARP, part.sum, offset)},
-                     keep, take);
-    }
-    running = combine(running, part, keep, take);
+    running = combine(running, merge_lanes(part), keep, take);
     if (__any_sync(FULL_WARP, keep != 1.0f)) {  // a larger maximum: ever rarer
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) {
@@ -180,16 +189,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       }
     }
   }
+  // END SOLUTION
 
-  // The warps' partials take the place of the tiles.
-  __syncthreads();
-  float4* warp_values = reinterpret_cast<float4*>(tiles);  // [HEADS, WARPS, COLUMNS]
+  __syncthreads();                                         // every warp is done with the tiles
+  float4* warp_values = reinterpret_cast<float4*>(tiles);  // [HEADS, WARPS, COLUMNS], in their place
 #pragma unroll
   for (int h = 0; h < HEADS; ++h) {
     if (lane == h) warp_parts[h][warp] = running;
 #pragma unroll
     for (int d = 0; d < LANE_DIMS; ++d) {
-      for (int offset = ROW_LANES; offset < WARP_SIZE; offset *= 2) {  // lanes with the same dimensions
+      for (int offset = ROW_LANES; offset < WARP_SIZE; offset *= 2) {  // lanes that own the same dimensions
         weighted[h][d] += __shfl_xor_sync(FULL_WARP, weighted[h][d], offset);
       }
     }
@@ -202,19 +211,34 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   }
   __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    paged_attention_partitioned_gqa(Problem problem, Inputs in, Element* output, Partials partials, int partitions) {
+  extern __shared__ uint4 tiles[];
+  __shared__ Partial warp_parts[HEADS][WARPS];
+  const int start = blockIdx.z * PARTITION_TOKENS;
+  const int end = min(start + PARTITION_TOKENS, in.context_lengths[blockIdx.y]);
+  if (start >= end) return;
+  attend(problem, in, start, end, tiles, warp_parts, MergeLanes());
+
+  const float4* warp_values = reinterpret_cast<const float4*>(tiles);
   for (int item = threadIdx.x; item < GROUP_SIZE * COLUMNS; item += THREADS) {
     const int head = item / COLUMNS, column = item % COLUMNS, h = head % HEADS;
+    const size_t entry = partial_entry(problem, head, partitions);
     float4 merged;
-    const Partial part = merge(warp_parts[h], warp_values + h * WARPS * COLUMNS + column, head / HEADS, WARPS, HEAD_SETS, merged);
-    const size_t entry = (first_query + head) * partitions + blockIdx.z;
+    // BEGIN SOLUTION
+    const Partial part =
+        merge(warp_parts[h], warp_values + h * WARPS * COLUMNS + column, head / HEADS, WARPS, HEAD_SETS, merged);
+    // END SOLUTION
     partials.values[entry * COLUMNS + column] = merged;
     if (column == 0) partials.part[entry] = part;
   }
-  // END SOLUTION
 }
 
 extern "C" __global__ void __launch_bounds__(COLUMNS * MERGE_ROWS)
-    paged_attention_partitioned_gqa_merge(Problem problem, Inputs in, Element* output, Partials partials, int partitions) {
+    paged_attention_partitioned_gqa_merge(Problem problem, Inputs in, Element* output, Partials partials,
+                                          int partitions) {
   const int column = threadIdx.x;
   const int row = threadIdx.y;
   const size_t query = (size_t)blockIdx.y * problem.query_heads + blockIdx.x;

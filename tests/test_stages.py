@@ -25,7 +25,7 @@ def test_every_kernel_file_has_the_header_block_and_its_entry(stage):
     assert text.startswith(f"/* {stage.id[:2]} {stage.id[3:]}\n")
     header = text[: text.index("*/")]
     assert [field for field in HEADER_FIELDS if f"\n   {field}" in header] == list(HEADER_FIELDS)
-    assert re.search(rf'extern "C" __global__ void {stage.entry}\(', text)
+    assert re.search(rf'extern "C" __global__ void (__launch_bounds__\(\w+\)\s+)?{stage.entry}\(', text)
     assert text.count("// BEGIN SOLUTION") == text.count("// END SOLUTION") >= 1
     assert "<<<" not in text and "cudaMalloc" not in text  # device code only
 
