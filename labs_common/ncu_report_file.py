@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 
 from labs_common.gpus import gpu_id
-from labs_common.metric_names import canonical
+from labs_common.metric_names import canonical, unit_of
 from labs_common.metrics import Metrics, build
 from labs_common.ncu_rows import CONVERT, Context, ProfileError, rules_frame, short_names, stage_of
+from labs_common.source import NEUTRAL_FOLDER
 from labs_common.units import UnitError, to_base
 
 # Metrics whose instances are instructions, worth a sum for each line of source.
@@ -27,6 +28,14 @@ LINE_METRICS = (
     "smsp__pcsamp_sample_count",
 )
 LINE_PREFIXES = ("smsp__pcsamp_warps_issue_stalled_",)
+# What is counted by opcode only, under the names that the simulator counts it by too.
+OPCODE_METRICS = {
+    "smsp__inst_executed_op_shuffle.sum": "SHFL",
+    "smsp__inst_executed_op_barrier.sum": "BAR",
+}
+_OPCODES = "sass__inst_executed_per_opcode"
+# Entries that only list other metrics, for the tables and charts of Nsight Compute's window.
+_LISTS_OF_METRICS = ("group:", "breakdown:")
 _KINDS = {0: "none", 1: "OK", 2: "WRN", 3: "OPT", 4: "ERR"}
 
 
@@ -102,7 +111,11 @@ def _sections(action: Any) -> dict[str, str]:
 
 def _kernel_rows(action: Any, wanted: Callable[[str], bool]) -> Iterator[dict[str, Any]]:
     """Whole-kernel values; a metric keeps another version's name where the canonical one is there as well."""
-    values = {name: _value(action[name].value(), action[name].unit()) for name in action.metric_names()}
+    values = {
+        name: _figure(name, action[name])
+        for name in action.metric_names()
+        if not name.startswith(_LISTS_OF_METRICS)
+    }
     sections = _sections(action)
     for name in sorted(values):
         own = canonical(name)
@@ -117,21 +130,42 @@ def _kernel_rows(action: Any, wanted: Callable[[str], bool]) -> Iterator[dict[st
         if wanted(own):
             row = {"metric": own, "section": sections.get(name, ""), "sampled": "pcsamp" in name}
             yield row | values[name]
+    for own, opcode in OPCODE_METRICS.items():
+        if own not in values and _OPCODES in values and wanted(own):
+            yield {"metric": own, "unit": "inst", "value": _opcode_count(action[_OPCODES], opcode)}
 
 
-def _value(value: Any, unit: str) -> dict[str, Any]:
+def _opcode_count(metric: Any, opcode: str) -> float:
+    """Warp instructions of one opcode; a kernel's opcodes are listed without those that it lacks."""
+    opcodes = metric.correlation_ids()
+    counts = {opcodes.value(i): float(metric.value(i)) for i in range(metric.num_instances())}
+    return counts.get(opcode, 0.0)
+
+
+def _figure(name: str, metric: Any) -> dict[str, Any]:
+    """Value, text, unit and reason of a whole-kernel metric.
+
+    A text may stand in the metric's only instance instead of the metric itself (launch__kernel_name).
+    """
+    value = metric.value()
+    if value == "" and metric.num_instances() == 1:
+        value = metric.value(0)
+    return _value(name, value, metric.unit())
+
+
+def _value(name: str, value: Any, unit: str) -> dict[str, Any]:
     """Value, text, unit and reason; what has an unknown unit is absent, as nothing can be said of it."""
     if isinstance(value, str):
-        return {"text": value, "value": math.nan}
+        return {"text": value, "value": math.nan, "reason": "" if value else "empty in the report"}
     if value is None:
         return {"value": math.nan, "reason": "no value in the report"}
-    if math.isnan(value):
-        return {"value": math.nan, "reason": "nan in the report"}
+    if not math.isfinite(value):
+        return {"value": math.nan, "reason": f"{value} in the report"}
     try:
         amount, base = to_base(float(value), unit)
     except UnitError as error:
         return {"value": math.nan, "reason": str(error)}
-    return {"value": amount, "unit": base}
+    return {"value": amount, "unit": base or unit_of(canonical(name)) or ""}
 
 
 def _line_rows(action: Any, wanted: Callable[[str], bool]) -> Iterator[dict[str, Any]]:
@@ -150,13 +184,18 @@ def _line_rows(action: Any, wanted: Callable[[str], bool]) -> Iterator[dict[str,
             pc = int(ids.value(i))
             if pc not in places:
                 info = action.source_info(pc)
-                places[pc] = None if info is None else (info.file_name(), int(info.line()))
+                places[pc] = None if info is None else (_short(info.file_name()), int(info.line()))
             place = places[pc]
             if place is not None and place[1] > 0:
                 sums[place] = sums.get(place, 0.0) + float(metric.value(i) or 0)
         for (file, line), total in sorted(sums.items()):
             row = {"metric": name, "file": file, "line": line, "sampled": "pcsamp" in name}
-            yield row | _value(total, metric.unit())
+            yield row | _value(name, total, metric.unit())
+
+
+def _short(file: str) -> str:
+    """A file of the lab by its name alone, as the simulator gives it."""
+    return file.removeprefix(f"{NEUTRAL_FOLDER}/")
 
 
 def _rules(action: Any) -> Iterator[dict[str, object]]:

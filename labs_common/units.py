@@ -64,7 +64,7 @@ def base_unit(unit: str) -> tuple[Decimal, str]:
     if "/" not in text:
         return _counted(text, unit)
     above, below = text.split("/", 1)
-    factor, name = _counted(above, unit)
+    factor, name = (Decimal(1), "%") if above == "%" else _counted(above, unit)
     if below in _NANOSECONDS:
         per_second = factor * Decimal(10) ** 9 / _NANOSECONDS[below]
         return per_second, "hz" if name == "cycle" else f"{name}/second"

@@ -399,6 +399,15 @@ def report_file(tmp_path, monkeypatch):
         "l1tex__t_sectors.sum": Value(12.0, "sectors"),
         "strange__metric": Value(1.0, "furlong"),
         "nvlink__ports": Value(None),
+        "launch__kernel_name": Value("", instances=["paged_attention_gqa_reuse"]),
+        "launch__note": Value(""),
+        "launch__notes": Value("", instances=["a", "b"]),
+        "derived__tempMetric": Value(math.inf, "%"),
+        "derived__pct_occupancy_per_register_count": Value(7304.0, "%/register"),
+        "group:memory__chart": Value("dram__bytes_read.sum,dram__bytes_write.sum"),
+        "breakdown:sm__throughput": Value("", "%"),
+        names.GLOBAL_LOAD_REQUESTS: Value(40.0),
+        "sass__inst_executed_per_opcode": Value(9, "inst", ids=["SHFL", "FFMA"], instances=[4, 5]),
         "inst_executed": Value(70, "inst", ids=[16, 32, 48, 64], instances=[10, 20, 40, 5]),
         "smsp__pcsamp_sample_count": Value(9, "", ids=[16, 48], instances=[4, None]),
     }
@@ -421,6 +430,15 @@ def test_a_report_file_gives_values_lines_and_rules(report_file):
     assert metrics.one(frame, "l1tex__t_sectors.sum")["unit"] == "sector"
     assert metrics.one(frame, "strange__metric")["reason"].startswith("unit 'furlong' is unknown")
     assert metrics.one(frame, "nvlink__ports")["reason"] == "no value in the report"
+    assert metrics.one(frame, "launch__kernel_name")["text"] == "paged_attention_gqa_reuse"
+    for silent in ("launch__note", "launch__notes"):
+        assert metrics.one(frame, silent)["reason"] == "empty in the report"
+    assert metrics.one(frame, "derived__tempMetric")["reason"] == "inf in the report"
+    assert metrics.one(frame, "derived__pct_occupancy_per_register_count")["unit"] == "%/register"
+    assert not frame["metric"].str.startswith(("group:", "breakdown:")).any()
+    assert metrics.one(frame, names.GLOBAL_LOAD_REQUESTS)["unit"] == "request"
+    assert metrics.value(frame, "smsp__inst_executed_op_shuffle.sum") == 4
+    assert metrics.value(frame, "smsp__inst_executed_op_barrier.sum") == 0
     assert metrics.value(frame, "inst_executed") == 70
     by_line = metrics.select(frame, metric="inst_executed", line=[7, 9])
     assert list(zip(by_line["line"], by_line["value"], strict=True)) == [(7, 30), (9, 40)]
