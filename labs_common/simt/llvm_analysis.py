@@ -54,11 +54,12 @@ def analyse(program: Program) -> Analysis:
     result.constants = {
         index: value
         for index, value in program.aliases.items()
-        if isinstance(value, Immediate | Symbol) and index not in result.computed
+        if isinstance(value, Immediate | Symbol)
     }
+    result.computed -= set(result.constants)
     result.skipped = set(program.launch_constants)
     for index in program.aliases:
-        if index not in result.computed:
+        if index not in result.computed:  # (a launch constant may be an alias too, of another one)
             result.skipped.update(program.definitions[index])
     joins = post_dominators(program.blocks)
     _find_vectors(program, result, joins)

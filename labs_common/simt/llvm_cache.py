@@ -38,21 +38,27 @@ def host() -> tuple[str, str, str]:
 def _target_machine(level: int) -> llvm.TargetMachine:
     triple, cpu, features = host()
     return llvm.Target.from_triple(triple).create_target_machine(
-        cpu=cpu, features=features, opt=1 if level == QUICK else 2, jit=True, codemodel="jitdefault"
+        cpu=cpu, features=features, opt=0 if level == QUICK else 2, jit=True, codemodel="jitdefault"
     )
 
 
 def build(text: str, level: int) -> bytes:
-    """The object file of an IR text."""
+    """The object file of an IR text.
+
+    Few passes: the text is vectors already, and what takes time in LLVM's usual pipeline finds nothing here.
+    """
     machine = _target_machine(level)
     module = llvm.parse_assembly(text)
     module.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=1 if level == QUICK else 2)
-    # the code is vectors already
-    options.loop_vectorization = options.slp_vectorization = False
-    options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_sroa_pass()
+    if level == OPTIMISED:
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
     return machine.emit_object(module)
 
 

@@ -401,8 +401,8 @@ class Code:
         is_global = space in (at.SPACE_GLOBAL, at.SPACE_GENERIC, at.SPACE_CONST)
         has_fast = is_global or space == at.SPACE_SHARED
         one_lane = address.lanes == 1
-        if one_lane and (store or not has_fast):
-            has_fast = False
+        if (one_lane and store) or not (one_lane or self.full):
+            has_fast = False  # the helper has fast ways of its own for these
         if has_fast:
             entry = f.pointer(f.field("ptr", "%ctx", CTX["cache"], True).name, at.CACHE_BYTES * number)
             first = f.extract(address, 0)

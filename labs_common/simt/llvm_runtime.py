@@ -419,7 +419,11 @@ def place(module: Module) -> None:
 
 
 def access(module: Module, counters_offset: int) -> None:
-    """i1 access(ctx, warp, instruction, access, space, kind, span, mask): a ld or st of any address pattern."""
+    """i1 access(ctx, warp, instruction, number, space, kind, span, mask): a ld or st of any address pattern.
+
+    Neighbouring lanes at consecutive addresses, and all lanes at one address, are done at once; everything
+    else, and whatever may be at fault, lane by lane.
+    """
     f = Function(
         module,
         "access",
@@ -437,15 +441,161 @@ def access(module: Module, counters_offset: int) -> None:
         noinline=True,
     )
     f.begin()
+    module.declarations.add("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
     span, mask, kind = Value("%span", "i64"), Value("%mask", "i32"), Value("%kind", "i32")
+    space = Value("%space", "i32")
     host, seen, rest = f.variable("ptr"), f.variable("i32", f.i32(0)), f.variable("i32", mask)
     addresses, data = f.pointer("%ctx", at.SCRATCH_ADDRESSES), f.pointer("%ctx", at.SCRATCH_DATA)
     entry = f.pointer(f.ctx_pointer("cache"), f.bin("mul", Value("%number", "i64"), f.i64(at.CACHE_BYTES)))
     f.store(f.resize(mask, "i64"), f.pointer("%ctx", CTX["fault_mask"]))
-    loop, body, copy, bad, copied, leave = (
-        f.new_label(s) for s in ("loop", "body", "copy", "bad", "copied", "leave")
+    base = f.pointer(f.ctx_pointer("counters"), counters_offset)
+    counters = f.pointer(base, f.bin("mul", Value("%number", "i64"), f.i64(8 * ACCESS_COUNTERS)))
+    storing = f.icmp("eq", kind, f.i32(1))
+    every = f.load("i64", addresses, 32, align=64)
+    first = f.resize(f.intrinsic("cttz", mask, flags=", i1 true"), "i64")
+    last = f.bin("sub", f.i64(31), f.resize(f.intrinsic("ctlz", mask, flags=", i1 true"), "i64"))
+    lowest = f.load("i64", f.pointer(addresses, f.bin("mul", first, f.i64(8))))
+
+    def all_lanes(condition: Value) -> Value:
+        return f.icmp("eq", f.bin("and", f.mask_bits(condition), mask), mask)
+
+    (one, consecutive, near, near_global, not_global, near_shared, check, move, to_memory, from_memory, moved) = (
+        f.new_label(s)
+        for s in ("one", "consecutive", "near", "near_global", "not_global", "near_shared", "check", "move",
+                  "to_memory", "from_memory", "moved")
+    )  # fmt: skip
+    loop = f.new_label("loop")
+    f.cond(all_lanes(f.icmp("eq", every, lowest)), one, consecutive)
+
+    # every lane at one address: the last lane's value is stored, one value is loaded for all
+    f.label(one)
+    local_or_param = f.bin("or", f.icmp("eq", space, f.i32(at.SPACE_LOCAL)), f.icmp("eq", space, f.i32(at.SPACE_GENERIC)))
+    alone = f.new_label("alone")
+    f.cond(local_or_param, loop, alone)
+    f.label(alone)
+    lane = f.resize(f.select(storing, last, first), "i32")
+    ok = f.call(
+        "i1", "place", "ptr %ctx", "ptr %warp", f"ptr {entry}", "i64 %number", "i32 %instruction", "i32 %space",
+        "i32 %kind", "i64 %span", str(f.resize(first, "i32")), str(lowest), f"ptr {host}", f"ptr {seen}",
+    )  # fmt: skip
+    single, bad_one = f.new_label("single"), f.new_label("bad_one")
+    f.cond(ok, single, bad_one)
+    f.label(bad_one)
+    f.ret(Value("false", "i1"))
+    f.label(single)
+    memory = f.load("ptr", host).name
+    single_store, single_load, repeat, counted = (
+        f.new_label(s) for s in ("single_store", "single_load", "repeat", "counted")
     )
-    f.br(loop)
+    f.cond(storing, single_store, single_load)
+    f.label(single_store)
+    source = f.pointer(data, f.bin("mul", f.resize(lane, "i64"), span))
+    f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {memory}, ptr {source}, {span}, i1 false)")
+    f.br(counted)
+    f.label(single_load)
+    step = f.variable("i64")
+    f.store(f.i64(0), step)
+    f.br(repeat)
+    f.label(repeat)
+    k = f.load("i64", step)
+    target = f.pointer(data, f.bin("mul", k, span))
+    f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {target}, ptr {memory}, {span}, i1 false)")
+    more = f.bin("add", k, f.i64(1))
+    f.store(more, step)
+    f.cond(f.icmp("ult", more, f.i64(32)), repeat, counted)
+    f.label(counted)
+    count_access(f, counters_offset, addresses, f.load("i32", seen), mask, span)
+    f.ret(Value("true", "i1"))
+
+    # neighbouring lanes, consecutive addresses
+    f.label(consecutive)
+    count = f.resize(f.popcount(mask), "i64")
+    run = f.bin("lshr", mask, f.resize(first, "i32"))
+    together = f.icmp("eq", f.bin("and", run, f.bin("add", run, f.i32(1))), f.i32(0))
+    lanes = f.vector_literal("i64", range(32))
+    expected = f.bin("add", f.spread(lowest), f.bin("mul", f.bin("sub", lanes, f.spread(first)), f.spread(span)))
+    in_step = all_lanes(f.icmp("eq", every, expected))
+    aligned = f.icmp("eq", f.bin("and", lowest, f.bin("sub", span, f.i64(1))), f.i64(0))
+    f.cond(f.bin("and", f.bin("and", together, in_step), aligned), near, loop)
+    f.label(near)
+    length = f.bin("mul", count, span)
+    reach = f.bin("sub", length, span)
+    is_global = f.icmp("eq", space, f.i32(at.SPACE_GLOBAL))
+    f.cond(f.bin("or", is_global, f.icmp("eq", space, f.i32(at.SPACE_CONST))), near_global, not_global)
+    f.label(not_global)
+    f.cond(f.icmp("eq", space, f.i32(at.SPACE_SHARED)), near_shared, loop)
+    f.label(near_global)
+    offset = f.bin("sub", lowest, f.field("i64", entry, at.CACHE_BASE))
+    limit = f.field("i64", entry, at.CACHE_SIMPLE)
+    # neither sum can wrap: reach is at most 31 * 32
+    inside = f.bin("and", f.icmp("ult", offset, limit), f.icmp("ult", f.bin("add", offset, reach), limit))
+    global_go = f.new_label("global_go")
+    f.cond(inside, global_go, loop)
+    f.label(global_go)
+    global_memory = f.pointer_of(f.bin("add", lowest, f.field("i64", entry, at.CACHE_DELTA)))
+    counting, global_end = f.new_label("counting"), f.new_label("global_end")
+    f.cond(is_global, counting, global_end)
+    f.label(counting)
+    low_sector = f.bin("lshr", offset, f.i64(5))
+    high_sector = f.bin("lshr", f.bin("sub", f.bin("add", offset, length), f.i64(1)), f.i64(5))
+    touched = f.bin("add", f.bin("sub", high_sector, low_sector), f.i64(1))
+    f.add_to(counters, 8 * SECTORS, touched)
+    f.add_to(counters, 8 * GLOBAL_REQUESTS, f.i64(1))
+    bits = f.bin("sub", f.bin("shl", f.i64(1), touched), f.i64(1))
+    bits = f.bin("shl", bits, f.bin("and", low_sector, f.i64(7)))
+    marks = f.pointer(f.field("ptr", entry, at.CACHE_SECTORS).name, f.bin("lshr", offset, f.i64(8)))
+    f.store(f.bin("or", f.load("i64", marks, align=1), bits), marks, align=1)
+    f.br(global_end)
+    f.label(global_end)
+    f.br(move)
+    f.label(near_shared)
+    size = f.ctx("shared_size")
+    fits = f.bin("and", f.icmp("ult", lowest, size), f.icmp("ule", f.bin("add", lowest, length), size))
+    words_only = f.icmp("uge", span, f.i64(4))
+    f.cond(f.bin("and", fits, words_only), check, loop)
+    f.label(check)
+    flags = f.pointer(f.ctx_pointer("shared_flags"), f.bin("lshr", lowest, f.i64(2)))
+    words = f.bin("lshr", length, f.i64(2))
+    set_flags, test_flags, shared_ok = f.new_label("set_flags"), f.new_label("test_flags"), f.new_label("shared_ok")
+    f.cond(storing, set_flags, test_flags)
+    f.label(set_flags)
+    module.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+    f.line(f"call void @llvm.memset.p0.i64(ptr {flags}, i8 15, {words}, i1 false)")
+    f.br(shared_ok)
+    f.label(test_flags)
+    look, look_body, look_next = f.new_label("look"), f.new_label("look_body"), f.new_label("look_next")
+    f.store(f.i64(0), step)
+    f.cond(f.icmp("ne", f.ctx("track_shared"), f.i64(0)), look, shared_ok)
+    f.label(look)
+    k = f.load("i64", step)
+    f.cond(f.icmp("ult", k, words), look_body, shared_ok)
+    f.label(look_body)
+    f.cond(f.icmp("eq", f.load("i8", f.pointer(flags, k)), Value("15", "i8")), look_next, loop)
+    f.label(look_next)
+    f.store(f.bin("add", k, f.i64(1)), step)
+    f.br(look)
+    f.label(shared_ok)
+    shared_memory = f.pointer(f.ctx_pointer("shared"), lowest)
+    group = f.bin("udiv", f.i64(128), span)
+    waves = f.bin("sub", f.bin("udiv", last, group), f.bin("udiv", first, group))
+    f.add_to(counters, 8 * WAVEFRONTS, f.bin("add", waves, f.i64(1)))
+    f.add_to(counters, 8 * SHARED_REQUESTS, f.i64(1))
+    f.br(move)
+    f.label(move)
+    place_ = f.phi([(Value(global_memory, "ptr"), global_end), (Value(shared_memory, "ptr"), shared_ok)]).name
+    scratch = f.pointer(data, f.bin("mul", first, span))
+    f.cond(storing, to_memory, from_memory)
+    f.label(to_memory)
+    f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {place_}, ptr {scratch}, {length}, i1 false)")
+    f.br(moved)
+    f.label(from_memory)
+    f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {scratch}, ptr {place_}, {length}, i1 false)")
+    f.br(moved)
+    f.label(moved)
+    f.ret(Value("true", "i1"))
+
+    # lane by lane
+    body, copy, bad, copied, leave = (f.new_label(s) for s in ("body", "copy", "bad", "copied", "leave"))
     f.label(loop)
     m = f.load("i32", rest)
     f.cond(f.icmp("ne", m, f.i32(0)), body, leave)
@@ -455,30 +605,17 @@ def access(module: Module, counters_offset: int) -> None:
     wide = f.resize(lane, "i64")
     address = f.load("i64", f.pointer(addresses, f.bin("mul", wide, f.i64(8))))
     ok = f.call(
-        "i1",
-        "place",
-        "ptr %ctx",
-        "ptr %warp",
-        f"ptr {entry}",
-        "i64 %number",
-        "i32 %instruction",
-        "i32 %space",
-        "i32 %kind",
-        "i64 %span",
-        str(lane),
-        str(address),
-        f"ptr {host}",
-        f"ptr {seen}",
-    )
+        "i1", "place", "ptr %ctx", "ptr %warp", f"ptr {entry}", "i64 %number", "i32 %instruction", "i32 %space",
+        "i32 %kind", "i64 %span", str(lane), str(address), f"ptr {host}", f"ptr {seen}",
+    )  # fmt: skip
     f.cond(ok, copy, bad)
     f.label(bad)
     f.ret(Value("false", "i1"))
     f.label(copy)
-    memory = f.load("ptr", host)
-    place_in_data = f.pointer(data, f.bin("mul", wide, span))
-    storing = f.icmp("eq", kind, f.i32(1))
-    source = f.select(storing, Value(place_in_data, "ptr"), memory)
-    target = f.select(storing, memory, Value(place_in_data, "ptr"))
+    memory_value = f.load("ptr", host)
+    in_data = Value(f.pointer(data, f.bin("mul", wide, span)), "ptr")
+    source = f.select(storing, in_data, memory_value)
+    target = f.select(storing, memory_value, in_data)
     labels = [(size, f.new_label(f"bytes{size}")) for size in SPANS]
     wrong = f.new_label("impossible")
     f.switch(span, wrong, labels)
