@@ -105,7 +105,8 @@ def record(
 
 
 def _command() -> str:
-    return shlex.join(["palab", *sys.argv[1:]])
+    """What was typed, as provenance keeps it: no folder of this machine."""
+    return shlex.join(["palab", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])])
 
 
 def _open(name: EngineName, force: bool = False):

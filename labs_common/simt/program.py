@@ -692,7 +692,7 @@ def _accesses(program: Program) -> None:
 
 
 def build(module: Module, entry: str) -> Program:
-    """The Program of one kernel. Raises LaunchError (naming the kernels there are), PtxError, UnsupportedError."""
+    """The Program of one kernel. Raises LaunchError naming the kernels there are; PtxError."""
     function = module.functions.get(entry)
     if function is None or not function.entry or function.declared_only:
         raise LaunchError(f"no kernel named {entry}; found {', '.join(module.entries) or 'none'}")
