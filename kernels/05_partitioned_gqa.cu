@@ -54,10 +54,12 @@ __device__ __forceinline__ size_t partial_entry(const Problem& problem, int head
 }
 
 __device__ __forceinline__ Partial combine(Partial a, Partial b, float& scale_a, float& scale_b) {
+  // BEGIN SOLUTION
   const float max = fmaxf(a.max, b.max);
   scale_a = a.max == max ? 1.0f : __expf(a.max - max);  // not -INFINITY minus -INFINITY
   scale_b = b.max == max ? 1.0f : __expf(b.max - max);
   return {max, scale_a * a.sum + scale_b * b.sum};
+  // END SOLUTION
 }
 
 // Merges partials first, first + step, ... below count, and one column of their values.
@@ -213,6 +215,31 @@ __device__ __forceinline__ void attend(const Problem& problem, const Inputs& in,
   __syncthreads();
 }
 
+// The block's partials: the warps' merged, for every query head of the group.
+__device__ __forceinline__ void write_partials(const Problem& problem, const uint4* tiles,
+                                               const Partial (&warp_parts)[HEADS][WARPS], const Partials& partials,
+                                               int partitions) {
+  const float4* warp_values = reinterpret_cast<const float4*>(tiles);
+  for (int item = threadIdx.x; item < GROUP_SIZE * COLUMNS; item += THREADS) {
+    const int head = item / COLUMNS, column = item % COLUMNS, h = head % HEADS;
+    const size_t entry = partial_entry(problem, head, partitions);
+    float4 merged;
+    const Partial part =
+        merge(warp_parts[h], warp_values + h * WARPS * COLUMNS + column, head / HEADS, WARPS, HEAD_SETS, merged);
+    partials.values[entry * COLUMNS + column] = merged;
+    if (column == 0) partials.part[entry] = part;
+  }
+}
+
+// Four dimensions of an output row; zeros where there was no token.
+__device__ __forceinline__ void write_output(Element* output, Partial whole, float4 values) {
+  const float inverse = whole.sum > 0.0f ? 1.0f / whole.sum : 0.0f;
+  output[0] = static_cast<Element>(values.x * inverse);
+  output[1] = static_cast<Element>(values.y * inverse);
+  output[2] = static_cast<Element>(values.z * inverse);
+  output[3] = static_cast<Element>(values.w * inverse);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     paged_attention_partitioned_gqa(Problem problem, Inputs in, Element* output, Partials partials, int partitions) {
   extern __shared__ uint4 tiles[];
@@ -221,19 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int end = min(start + PARTITION_TOKENS, in.context_lengths[blockIdx.y]);
   if (start >= end) return;
   attend(problem, in, start, end, tiles, warp_parts, MergeLanes());
-
-  const float4* warp_values = reinterpret_cast<const float4*>(tiles);
-  for (int item = threadIdx.x; item < GROUP_SIZE * COLUMNS; item += THREADS) {
-    const int head = item / COLUMNS, column = item % COLUMNS, h = head % HEADS;
-    const size_t entry = partial_entry(problem, head, partitions);
-    float4 merged;
-    // BEGIN SOLUTION
-    const Partial part =
-        merge(warp_parts[h], warp_values + h * WARPS * COLUMNS + column, head / HEADS, WARPS, HEAD_SETS, merged);
-    // END SOLUTION
-    partials.values[entry * COLUMNS + column] = merged;
-    if (column == 0) partials.part[entry] = part;
-  }
+  write_partials(problem, tiles, warp_parts, partials, partitions);
 }
 
 extern "C" __global__ void __launch_bounds__(COLUMNS * MERGE_ROWS)
@@ -241,26 +256,20 @@ extern "C" __global__ void __launch_bounds__(COLUMNS * MERGE_ROWS)
                                           int partitions) {
   const int column = threadIdx.x;
   const int row = threadIdx.y;
+  const int used = (in.context_lengths[blockIdx.y] + PARTITION_TOKENS - 1) / PARTITION_TOKENS;
   const size_t query = (size_t)blockIdx.y * problem.query_heads + blockIdx.x;
+  const size_t first = query * partitions;
   __shared__ Partial row_parts[MERGE_ROWS];
   __shared__ float4 row_values[MERGE_ROWS][COLUMNS];
 
   // BEGIN SOLUTION
-  const int used = (in.context_lengths[blockIdx.y] + PARTITION_TOKENS - 1) / PARTITION_TOKENS;
-  const size_t first = query * partitions;
-  Partial part = merge(partials.part + first, partials.values + first * COLUMNS + column, row, used, MERGE_ROWS,
-                       row_values[row][column]);
+  float4 merged;
+  Partial part = merge(partials.part + first, partials.values + first * COLUMNS + column, row, used, MERGE_ROWS, merged);
+  row_values[row][column] = merged;
   if (column == 0) row_parts[row] = part;
   __syncthreads();
   if (row > 0) return;
-  float4 merged;
   part = merge(row_parts, row_values[0] + column, 0, MERGE_ROWS, 1, merged);
+  write_output(output + query * HEAD_DIM + 4 * column, part, merged);
   // END SOLUTION
-
-  const float inverse = part.sum > 0.0f ? 1.0f / part.sum : 0.0f;  // no token: zeros
-  Element* out = output + query * HEAD_DIM + 4 * column;
-  out[0] = static_cast<Element>(merged.x * inverse);
-  out[1] = static_cast<Element>(merged.y * inverse);
-  out[2] = static_cast<Element>(merged.z * inverse);
-  out[3] = static_cast<Element>(merged.w * inverse);
 }

@@ -167,6 +167,7 @@ class Engine:
         scratch = {
             name: self.xp.full(shape, np.nan, dtype=np.float32) for name, shape in plan.scratch.items()
         }
+        scratch |= {name: self.xp.zeros(shape, dtype=np.int32) for name, shape in plan.counters.items()}
         arguments = [problem_struct(problem, inputs), pointer_struct(arrays), output]
         if scratch:
             arguments.append(pointer_struct(scratch))

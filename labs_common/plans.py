@@ -68,12 +68,15 @@ class Plan:
         defines: macros that the source is compiled with.
         scratch: float32 arrays by name, each with its shape.
         numbers: int32 arguments by name.
+        counters: int32 arrays by name, each with its shape; zeros, and zeros again after every call. Their
+            pointers follow those of the scratch arrays.
     """
 
     launches: tuple[Launch, ...]
     defines: Mapping[str, int | str] = field(default_factory=dict)
     scratch: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     numbers: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def plan_per_query_head(entry: str, problem: Problem, device: Device) -> Plan:
