@@ -42,7 +42,7 @@ class PtxError(SimulationError):
     """The PTX cannot be read. `line` is the line of the PTX text, `source` its (file, line) where known."""
 
     def __init__(self, message: str, line: int = 0, source: tuple[str, int] | None = None):
-        self.line, self.source = line, source
+        self.message, self.line, self.source = message, line, source
         where = f"PTX line {line}" if line else "PTX"
         if source:
             where += f" ({source[0]}:{source[1]})"

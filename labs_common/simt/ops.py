@@ -412,7 +412,10 @@ def _unary_float(opcode: str, mods, _) -> Operation | None:
     type_, rest = (mods[-1], mods[:-1]) if mods else ("", ())
     ftz = "ftz" in rest
     rounding = next((m for m in rest if m in _ROUNDINGS), "rn")
-    if any(m not in (*_ROUNDINGS, "approx", "ftz") for m in rest):
+    if any(m not in (*_ROUNDINGS, "approx", "ftz") for m in rest) or len(set(rest)) != len(rest):
+        return None
+    exact = opcode in ("rcp", "sqrt") and any(m in _ROUNDINGS for m in rest)
+    if exact == ("approx" in rest) or (ftz and type_ not in ("f32", "bf16")):
         return None
     name, base = ".".join((opcode, *mods)), type_.removesuffix("x2")
     if type_ in HALVES and opcode in ("ex2", "tanh"):
@@ -424,9 +427,9 @@ def _unary_float(opcode: str, mods, _) -> Operation | None:
         return None
     elif opcode in ("rcp", "sqrt"):
         emit = vm.arithmetic(opcode, "f32", rounding, ftz)
-    elif rounding != "rn" or "approx" not in rest:
-        return None
     elif opcode == "tanh":
+        if ftz:
+            return None
         emit = vm.tanh("f32")
     else:
         emit = {"rsqrt": lambda: vm.rsqrt("f32", ftz), "ex2": lambda: vm.ex2("f32", ftz),
@@ -613,7 +616,7 @@ def _setp_float(name, opcode, comparison, combine, stype, result, ftz, instructi
                 if _pair(instruction)
                 else None
             )
-        if result not in ("f16x2", "bf16x2"):
+        if result != stype:
             return None
         unit = 0x3C00 if base == "f16" else 0x3F80
 
@@ -697,6 +700,8 @@ def _cvt(opcode: str, mods, _) -> Operation | None:
     ftz, sat, relu = "ftz" in rest, "sat" in rest, "relu" in rest
     if len(rest) != bool(rounding) + ftz + sat + relu:
         return None
+    if ftz and "f32" not in types:
+        return None
     floats = ("f32", "f64", "f16", "bf16")
     ints = tuple(f"{k}{b}" for k in "us" for b in (8, 16, 32, 64))
     if to in ints and source in ints:
@@ -711,7 +716,7 @@ def _cvt(opcode: str, mods, _) -> Operation | None:
         if rounding not in ("rna", "rn", "rz") or ftz or sat:
             return None
         return _float(name, "convert", (to,), ("f32",), vm.convert_float("tf32", "f32", rounding, relu=relu))
-    if relu and to not in ("f16", "bf16"):
+    if relu and (to not in ("f16", "bf16") or source != "f32"):
         return None
     if to in floats and source in floats:
         integral = rounding.endswith("i")

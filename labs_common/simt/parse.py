@@ -960,4 +960,13 @@ def parse(text: str) -> Module:
     """Read a PTX text (str). Raises PtxError (UnsupportedError for what is well formed but not simulated)."""
     if not isinstance(text, str):
         raise TypeError(f"PTX text must be str, not {type(text).__name__}")
-    return _Parser(text).parse()
+    parser = _Parser(text)
+    try:
+        return parser.parse()
+    except PtxError as error:
+        if error.source or not parser.location:
+            raise
+        # .file directives follow the code, so the file's name may not have been read yet
+        number, line = parser.location[0][:2]
+        found = re.search(rf'^\s*\.file\s+{number}\s+"([^"\n]*)"', text, re.MULTILINE)
+        raise type(error)(error.message, error.line, (found[1] if found else "?", line)) from None

@@ -151,7 +151,7 @@ def narrow(e: Emitter, value: Value, type_: str, rounding: str = "rn", relu: boo
     """Round an f64 value once to a format. value may be the exact result rounded to odd (see `odd_sum`)."""
     b = e.builder
     if relu:
-        value = e.select(b.fcmp_unordered("<", value, e.const("f64", 0.0)), e.const("f64", 0.0), value)
+        value = e.select(b.fcmp_ordered("<", value, e.const("f64", 0.0)), e.const("f64", 0.0), value)
     if type_ == "f64":
         return value
     if type_ == "f32" and rounding == "rn":
@@ -637,7 +637,8 @@ def int_to_float(to: str, source: str, rounding: str = "rn", sat: bool = False) 
         b = e.builder
         convert = "sitofp" if source[0] == "s" else "uitofp"
         if to == "f64" and source[1:] == "64" and rounding == "rn":
-            return e.cast(convert, value, "f64")
+            whole = e.cast(convert, value, "f64")
+            return _saturate(e, whole, "f64") if sat else whole
         if source[1:] == "64":
             shift = b.ashr if source[0] == "s" else b.lshr
             high = e.cast(convert, shift(value, e.const("s64", 32)), "f64")
