@@ -24,6 +24,7 @@ CONDA_NAMES = {
     "matplotlib": "matplotlib-base",
     "nvidia-cuda-nvrtc": "cuda-nvrtc",
     "nvidia-cuda-runtime": "cuda-cudart-dev",
+    "nvidia-cuda-cccl": "cuda-cccl",
     "cupy-cuda13x": "cupy",
 }
 CONDA_ONLY = {"python", "pip", "cuda-version"}
