@@ -19,6 +19,9 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
+from . import llvm_runtime
+
+ATTRIBUTES = '"min-legal-vector-width"="512"'
 MAGIC = b"palab simt object 1\n"
 QUICK, OPTIMISED = 1, 2
 
@@ -64,26 +67,55 @@ def build(text: str, level: int) -> bytes:
 
 @dataclass(frozen=True)
 class Native:
-    """A kernel's machine code. run(context, resume) -> code; setup(context, warp state)."""
+    """A kernel's machine code. run(context, resume) -> code; setup(context, warp state).
+
+    uniform and masked are the addresses that the driver calls.
+    """
 
     run: Callable[[int, int], int]
     setup: Callable[[int, int], None]
+    uniform: int
+    masked: int
     level: int
     engine: llvm.ExecutionEngine  # owns the code
 
 
 def load(data: bytes, level: int) -> Native:
-    """Map an object file. Raises RuntimeError for one that LLVM does not take."""
+    """Map an object file beside the runtime's. Raises RuntimeError for one that LLVM does not take."""
     empty = llvm.parse_assembly(f'target triple = "{host()[0]}"')
     engine = llvm.create_mcjit_compiler(empty, _target_machine(level))
+    engine.add_object_file(llvm.ObjectFileRef.from_data(runtime_object()))
     engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
-    addresses = [engine.get_function_address(name) for name in ("run", "setup")]
-    if not all(addresses):
+    run, setup, uniform, masked = (
+        engine.get_function_address(name) for name in ("run", "setup", "uniform", "masked")
+    )
+    if not (run and setup and uniform and masked):
         raise RuntimeError("the object file lacks a function")
-    run = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)(addresses[0])
-    setup = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(addresses[1])
-    return Native(run, setup, level, engine)
+    return Native(
+        ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)(run),
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(setup),
+        uniform,
+        masked,
+        level,
+        engine,
+    )
+
+
+@functools.cache
+def runtime_object() -> bytes:
+    """The object file of llvm_runtime, from the disk cache or built."""
+    name = key("runtime")
+    kept = fetch(name)
+    if kept is not None:
+        try:
+            llvm.ObjectFileRef.from_data(kept.data)
+            return kept.data
+        except RuntimeError:
+            pass
+    data = build(llvm_runtime.text(host()[0], ATTRIBUTES), OPTIMISED)
+    keep(name, Kept(OPTIMISED, 0, data))
+    return data
 
 
 @functools.cache
@@ -110,8 +142,17 @@ def folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "palab"
 
 
-def fetch(name: str) -> tuple[int, bytes] | None:
-    """(bytes of a warp state, object file) kept under a key, or None."""
+@dataclass(frozen=True)
+class Kept:
+    """What the cache keeps: how well it was built, the bytes of a warp state, the object file."""
+
+    level: int
+    warp_bytes: int
+    data: bytes
+
+
+def fetch(name: str) -> Kept | None:
+    """What is kept under a key, or None."""
     try:
         data = (folder() / f"{name}.o").read_bytes()
     except OSError:
@@ -119,12 +160,13 @@ def fetch(name: str) -> tuple[int, bytes] | None:
     head = len(MAGIC) + 32
     if not data.startswith(MAGIC) or hashlib.sha256(data[head:]).digest() != data[len(MAGIC) : head]:
         return None
-    return int.from_bytes(data[head : head + 8], "little"), data[head + 8 :]
+    level, warp_bytes = (int.from_bytes(data[head + k : head + k + 8], "little") for k in (0, 8))
+    return Kept(level, warp_bytes, data[head + 16 :])
 
 
-def keep(name: str, warp_bytes: int, data: bytes) -> None:
+def keep(name: str, kept: Kept) -> None:
     """Store an object file; a cache that cannot be written is no error."""
-    data = warp_bytes.to_bytes(8, "little") + data
+    data = kept.level.to_bytes(8, "little") + kept.warp_bytes.to_bytes(8, "little") + kept.data
     try:
         folder().mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder(), prefix=f"{name}.", suffix=".part")

@@ -67,7 +67,6 @@ class Layout:
         self.masked_warps, self.masked_lanes = 16 * blocks, 24 * blocks
         self.divergent = 32 * blocks
         self.accesses = 40 * blocks
-        self.counters = 5 * blocks + ACCESS_COUNTERS * len(self.access_number)
         self.variables = {name: 8 * k for k, name in enumerate(sorted(program.variables))}
 
 
@@ -78,7 +77,7 @@ class Code:
         self.kernel = kernel
         self.program, self.analysis, self.layout = kernel.program, kernel.analysis, kernel.layout
         self.live_in, self.live_out = kernel.program.resolved_live
-        self.f = Function(kernel.module, name, returns, arguments)
+        self.f = Function(kernel.module, name, returns, arguments, internal=False)
         self.e = TextEmitter(self.f)
         self.cache: dict[int, Value] = {}
         self.mask = Value("%mask", "i32")  # lanes that execute what is being emitted
@@ -1538,7 +1537,6 @@ class Setup(Code):
 
     def __init__(self, kernel: Kernel):
         super().__init__(kernel, "setup", "void", [("ptr", "ctx"), ("ptr", "warp")])
-        self.f.head = self.f.head.replace("define internal", "define")
 
     def constant_register(self, register: Register) -> Value | None:
         if register.index in self.analysis.computed:
@@ -1593,17 +1591,9 @@ class Kernel:
                 self.analysis.vectors.add(wrong.args[0])
 
     def _emit(self) -> None:
-        module, layout = self.module, self.layout
+        self.module.declarations.update(runtime.DECLARATIONS)
         for code in (Setup(self), Uniform(self), Masked(self)):
             code.function()
-        runtime.resolve(module)
-        runtime.wavefronts(module)
-        runtime.sectors(module)
-        runtime.place(module)
-        runtime.access(module, layout.accesses)
-        runtime.count_atomic(module, layout.accesses)
-        runtime.refill(module)
-        runtime.driver(module, layout.slots_bytes)
 
     def text(self, triple: str, attributes: str) -> str:
         return self.module.text(triple, attributes)

@@ -1,8 +1,8 @@
 """The LLVM engine: a launch as machine code, its blocks over all cores.
 
 Same results, counts and findings as the NumPy engine, which stays the reference; `run` has its signature.
-A new kernel first runs quickly built code while better code is made beside it, taken over as soon as it is
-there and kept on disk (llvm_cache). Worker threads run machine code without Python's lock; the caller's thread
+A new kernel runs quickly built code; where that takes long, better code is made beside it, taken over as soon
+as it is there. Both are kept on disk (llvm_cache). Worker threads run machine code without Python's lock; the caller's thread
 waits, so that Ctrl-C stops a launch within milliseconds.
 
 Facts of the design: warps of a block run one after the other up to a barrier, blocks in ascending order of their
@@ -37,41 +37,49 @@ from .memory import WINDOW, AddressSpace
 from .printf import format_text
 from .program import Program
 
-ATTRIBUTES = '"min-legal-vector-width"="512"'
+PATIENCE = 0.1  # seconds of quickly built code after which better code is made
 OUTPUT_LIMIT = 1 << 20  # characters of printf that are kept
 POLL = 0.02  # seconds between two looks of the waiting thread
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64, ctypes.c_int32)
 
 
 class Compiled:
-    """A program's machine code: what there is now, and better code as soon as it is ready."""
+    """A program's machine code: what there is now, and better code once launches have taken long enough."""
 
     def __init__(self, program: Program):
+        self.program = program
         self.key = cache.key(_signature(program))
-        self.native: cache.Native | None = None
+        self.seconds = 0.0  # that launches took with quickly built code
         self.thread: threading.Thread | None = None
         kept = cache.fetch(self.key)
         if kept is not None:
             try:
-                self.native = cache.load(kept[1], cache.OPTIMISED)
-                self.warp_bytes = kept[0]
+                self.native = cache.load(kept.data, kept.level)
+                self.warp_bytes = kept.warp_bytes
                 return
             except RuntimeError:
                 pass  # damaged in a way that its checksum does not show: build anew
         kernel = Kernel(program)
         self.warp_bytes = kernel.layout.warp_bytes
-        text = kernel.text(cache.host()[0], ATTRIBUTES)
-        self.native = cache.load(cache.build(text, cache.QUICK), cache.QUICK)
-        self.thread = threading.Thread(target=self._improve, args=(text,), name="simt-llvm")
-        self.thread.start()
+        data = cache.build(kernel.text(cache.host()[0], cache.ATTRIBUTES), cache.QUICK)
+        self.native = cache.load(data, cache.QUICK)
+        cache.keep(self.key, cache.Kept(cache.QUICK, self.warp_bytes, data))
 
-    def _improve(self, text: str) -> None:
-        data = cache.build(text, cache.OPTIMISED)
+    def improve(self) -> None:
+        """Begin to make optimised code beside the running launch."""
+        if self.thread is None and self.native.level == cache.QUICK:
+            self.thread = threading.Thread(target=self._improve, name="simt-llvm")
+            self.thread.start()
+
+    def _improve(self) -> None:
+        kernel = Kernel(self.program)
+        data = cache.build(kernel.text(cache.host()[0], cache.ATTRIBUTES), cache.OPTIMISED)
         self.native = cache.load(data, cache.OPTIMISED)
-        cache.keep(self.key, self.warp_bytes, data)
+        cache.keep(self.key, cache.Kept(cache.OPTIMISED, self.warp_bytes, data))
 
     def settle(self) -> None:
-        """Wait for the optimised code."""
+        """Have the optimised code, waiting for it if need be."""
+        self.improve()
         if self.thread is not None:
             self.thread.join()
 
@@ -181,6 +189,8 @@ class Worker:
             "track_shared": "initcheck" in launch.checks,
             "track_global": "initcheck" in launch.checks,
             "notes": self.notes.ctypes.data,
+            "access_counters": self.counters.ctypes.data + 8 * 5 * len(program.blocks),
+            "slots_bytes": self.warp_bytes - at.WARP_SLOTS - 64,
         }
         for axis, threads, blocks in zip("xyz", launch.block, launch.grid, strict=True):
             values[f"ntid_{axis}"], values[f"nctaid_{axis}"] = threads, blocks
@@ -215,6 +225,8 @@ class Worker:
             resume = 0
             while True:
                 native = run.compiled.native
+                self.fields[CTX["uniform"] // 8] = native.uniform
+                self.fields[CTX["masked"] // 8] = native.masked
                 self.fields[CTX["swap"] // 8] = 0
                 code = native.run(self.context.ctypes.data, resume)
                 resume = 0
@@ -356,6 +368,7 @@ class Run:
             state = worker.state.ctypes.data
             self.compiled.native.setup(worker.context.ctypes.data, state)
         level = self.compiled.native.level
+        began = time.perf_counter()
         threads = [threading.Thread(target=w.work, name="simt-llvm-worker") for w in self.workers]
         for thread in threads:
             thread.start()
@@ -363,6 +376,8 @@ class Run:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(POLL)
+                    if self.compiled.seconds + time.perf_counter() - began > PATIENCE:
+                        self.compiled.improve()
                     if self.compiled.native.level != level:
                         level = self.compiled.native.level
                         for worker in self.workers:
@@ -374,6 +389,8 @@ class Run:
             for thread in threads:
                 thread.join()
             raise
+        if level == cache.QUICK:
+            self.compiled.seconds += time.perf_counter() - began
         if self.errors:
             raise min(self.errors, key=lambda e: e[0])[1]
 

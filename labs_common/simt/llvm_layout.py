@@ -13,7 +13,7 @@ _FIELDS = (
     "local local_bytes local_total stop budget constants symbols ntid_x ntid_y ntid_z nctaid_x nctaid_y "
     "nctaid_z ctaid_x ctaid_y ctaid_z block threads warps_per_block next_block block_count block_list "
     "fault_block done fault fault_instruction fault_lane fault_address fault_warp fault_extra clock "
-    "shared_window local_window param_window param_bytes host call track_shared track_global notes order fault_mask swap"
+    "shared_window local_window param_window param_bytes host call track_shared track_global notes order fault_mask swap access_counters slots_bytes uniform masked"
 ).split()
 CTX = {name: 8 * k for k, name in enumerate(_FIELDS)}
 SCRATCH_ADDRESSES = 1024  # 32 x i64

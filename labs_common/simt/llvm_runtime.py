@@ -1,6 +1,6 @@
 """The helpers that compiled kernels call where an access is not of the simple kind, and the driver of blocks.
 
-All of it is LLVM IR, emitted into each kernel's module, so that one object file is all that the cache keeps.
+It is the same for every kernel, so it is compiled once into an object file of its own.
 Addresses come in the context's scratch area (32 x i64), data in lane order, `span` bytes a lane.
 """
 
@@ -242,7 +242,7 @@ def place(module: Module) -> None:
             ("ptr", "host"),
             ("ptr", "seen"),
         ],
-        noinline=True,
+        internal=False, noinline=True,
     )
     f.begin()
     address, span = Value("%address", "i64"), Value("%span", "i64")
@@ -418,7 +418,7 @@ def place(module: Module) -> None:
     f.finish()
 
 
-def access(module: Module, counters_offset: int) -> None:
+def access(module: Module) -> None:
     """i1 access(ctx, warp, instruction, number, space, kind, span, mask): a ld or st of any address pattern.
 
     Neighbouring lanes at consecutive addresses, and all lanes at one address, are done at once; everything
@@ -438,7 +438,7 @@ def access(module: Module, counters_offset: int) -> None:
             ("i64", "span"),
             ("i32", "mask"),
         ],
-        noinline=True,
+        internal=False, noinline=True,
     )
     f.begin()
     module.declarations.add("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
@@ -448,8 +448,8 @@ def access(module: Module, counters_offset: int) -> None:
     addresses, data = f.pointer("%ctx", at.SCRATCH_ADDRESSES), f.pointer("%ctx", at.SCRATCH_DATA)
     entry = f.pointer(f.ctx_pointer("cache"), f.bin("mul", Value("%number", "i64"), f.i64(at.CACHE_BYTES)))
     f.store(f.resize(mask, "i64"), f.pointer("%ctx", CTX["fault_mask"]))
-    base = f.pointer(f.ctx_pointer("counters"), counters_offset)
-    counters = f.pointer(base, f.bin("mul", Value("%number", "i64"), f.i64(8 * ACCESS_COUNTERS)))
+    place_ = f.bin("mul", Value("%number", "i64"), f.i64(8 * ACCESS_COUNTERS))
+    counters = f.pointer(f.ctx_pointer("access_counters"), place_)
     storing = f.icmp("eq", kind, f.i32(1))
     every = f.load("i64", addresses, 32, align=64)
     first = f.resize(f.intrinsic("cttz", mask, flags=", i1 true"), "i64")
@@ -504,7 +504,7 @@ def access(module: Module, counters_offset: int) -> None:
     f.store(more, step)
     f.cond(f.icmp("ult", more, f.i64(32)), repeat, counted)
     f.label(counted)
-    count_access(f, counters_offset, addresses, f.load("i32", seen), mask, span)
+    count_access(f, addresses, f.load("i32", seen), mask, span)
     f.ret(Value("true", "i1"))
 
     # neighbouring lanes, consecutive addresses
@@ -628,17 +628,15 @@ def access(module: Module, counters_offset: int) -> None:
     f.label(copied)
     f.br(loop)
     f.label(leave)
-    count_access(f, counters_offset, addresses, f.load("i32", seen), mask, span)
+    count_access(f, addresses, f.load("i32", seen), mask, span)
     f.ret(Value("true", "i1"))
     f.finish()
 
 
-def count_access(
-    f: Function, counters_offset: int, addresses: str, seen: Value, mask: Value, span: Value
-) -> None:
+def count_access(f: Function, addresses: str, seen: Value, mask: Value, span: Value) -> None:
     """Add one warp instruction to its access's counters: %number; see ACCESS_COUNTERS."""
-    base = f.pointer(f.ctx_pointer("counters"), counters_offset)
-    counters = f.pointer(base, f.bin("mul", Value("%number", "i64"), f.i64(8 * ACCESS_COUNTERS)))
+    place_ = f.bin("mul", Value("%number", "i64"), f.i64(8 * ACCESS_COUNTERS))
+    counters = f.pointer(f.ctx_pointer("access_counters"), place_)
     after = f.start_if(f.icmp("ne", f.bin("and", seen, f.i32(1)), f.i32(0)))
     count = f.call("i64", "sectors", f"ptr {addresses}", str(mask))
     f.add_to(counters, 8 * SECTORS, count)
@@ -654,19 +652,19 @@ def count_access(
     f.end_if(after)
 
 
-def count_atomic(module: Module, counters_offset: int) -> None:
+def count_atomic(module: Module) -> None:
     """void count_atomic(ctx, number, seen, mask, span): the counters of one atom or red."""
     f = Function(
         module,
         "count_atomic",
         "void",
         [("ptr", "ctx"), ("i64", "number"), ("i32", "seen"), ("i32", "mask"), ("i64", "span")],
-        noinline=True,
+        internal=False, noinline=True,
     )
     f.begin()
     addresses = f.pointer("%ctx", at.SCRATCH_ADDRESSES)
     mask, span = Value("%mask", "i32"), Value("%span", "i64")
-    count_access(f, counters_offset, addresses, Value("%seen", "i32"), mask, span)
+    count_access(f, addresses, Value("%seen", "i32"), mask, span)
     f.ret()
     f.finish()
 
@@ -714,7 +712,7 @@ def sectors(module: Module) -> None:
 
 def refill(module: Module) -> None:
     """i32 refill(ctx, warp): 0 go on with another chunk of the warp's budget, else STOP or BUDGET."""
-    f = Function(module, "refill", "i32", [("ptr", "ctx"), ("ptr", "warp")], noinline=True)
+    f = Function(module, "refill", "i32", [("ptr", "ctx"), ("ptr", "warp")], internal=False, noinline=True)
     f.begin()
     stop = f.load("i32", f.ctx_pointer("stop"), volatile=True)
     after = f.start_if(f.icmp("ne", stop, f.i32(0)))
@@ -731,7 +729,7 @@ def refill(module: Module) -> None:
     f.finish()
 
 
-def driver(module: Module, slots_bytes: int) -> None:
+def driver(module: Module) -> None:
     """i32 run(ctx, resume): takes blocks until none is left; 0, or FAULT, STOP, BUDGET, STALL, SWAP.
 
     A stalled block (a barrier that not simply every thread of the block reached, all warps converged) is left
@@ -810,9 +808,8 @@ def driver(module: Module, slots_bytes: int) -> None:
     f.store(f.i32(0), f.pointer(warp, at.WARP_ENTERED))
     f.store(f.ctx("budget"), f.pointer(warp, at.WARP_BUDGET))
     f.store(f.i64(0), f.pointer(warp, at.WARP_CHUNK))
-    if slots_bytes:
-        slots = f.pointer(warp, at.WARP_SLOTS)
-        f.line(f"call void @llvm.memset.p0.i64(ptr {slots}, i8 0, i64 {slots_bytes}, i1 false)")
+    slots = f.pointer(warp, at.WARP_SLOTS)
+    f.line(f"call void @llvm.memset.p0.i64(ptr {slots}, i8 0, {f.ctx('slots_bytes')}, i1 false)")
     f.store(f.bin("add", k, f.i64(1)), w)
     f.br(init_loop)
 
@@ -835,10 +832,10 @@ def driver(module: Module, slots_bytes: int) -> None:
     form = f.field("i32", warp, at.WARP_BLOCK)
     f.cond(f.icmp("sge", form, f.i32(0)), uniform, masked)
     f.label(uniform)
-    code_u = f.call("i32", "uniform", "ptr %ctx", f"ptr {warp}")
+    code_u = f.emit(f"call i32 {f.ctx_pointer('uniform')}(ptr %ctx, ptr {warp})", "i32")
     f.br(after_run)
     f.label(masked)
-    code_m = f.call("i32", "masked", "ptr %ctx", f"ptr {warp}")
+    code_m = f.emit(f"call i32 {f.ctx_pointer('masked')}(ptr %ctx, ptr {warp})", "i32")
     f.br(after_run)
     f.label(after_run)
     code = f.phi([(code_u, uniform), (code_m, masked)])
@@ -914,3 +911,19 @@ def driver(module: Module, slots_bytes: int) -> None:
     f.store(f.bin("add", k, f.i64(1)), w)
     f.br(open_loop)
     f.finish()
+
+
+DECLARATIONS = (
+    "declare i1 @place(ptr, ptr, ptr, i64, i32, i32, i32, i64, i32, i64, ptr, ptr)",
+    "declare i1 @access(ptr, ptr, i32, i64, i32, i32, i64, i32)",
+    "declare void @count_atomic(ptr, i64, i32, i32, i64)",
+    "declare i32 @refill(ptr, ptr)",
+)
+
+
+def text(triple: str, attributes: str) -> str:
+    """The IR of everything in this module."""
+    module = Module()
+    for part in (resolve, wavefronts, sectors, place, access, count_atomic, refill, driver):
+        part(module)
+    return module.text(triple, attributes)
