@@ -286,6 +286,18 @@ def test_a_picture_without_data_counts_as_changed():
     assert len(differences(notebook, nbformat.from_dict(notebook))) == 1
 
 
+def test_what_tells_about_the_machine_may_differ_and_nothing_else():
+    cell = new_code_cell("x", id="a", metadata={"tags": [notebooks.MACHINE_TAG]})
+    cell.outputs = [nbformat.v4.new_output("stream", text="a GPU")]
+    old = new_notebook(cells=[cell])
+    new = nbformat.from_dict(old)
+    new.cells[0].outputs[0].text = "no GPU"
+
+    assert differences(old, new) == []
+    new.cells[0].source = "y"
+    assert differences(old, new) == ["cell a: source"]
+
+
 def test_a_moved_cell_is_told():
     cells = [new_markdown_cell("a", id="a"), new_markdown_cell("b", id="b")]
 

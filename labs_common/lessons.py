@@ -1,0 +1,151 @@
+"""What the notebooks call besides the lab's own parts: a kernel's text, counts in a table, recorded times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from labs_common import metric_names as names
+from labs_common import metrics as metrics_table
+from labs_common.check import Report
+from labs_common.engines import Engine
+from labs_common.gpus import display_name
+from labs_common.inputs import make_inputs
+from labs_common.metrics import Metrics
+from labs_common.problem import PRESETS, Problem
+from labs_common.record import PROBLEMS, RECORDED
+from labs_common.source import KERNELS, Source
+from labs_common.stages import STAGES, Stage, find_stage
+
+FITS_IN_CACHE = 200_000_000  # bytes; the largest L2 caches hold about 130 MB
+OWN_KERNELS = KERNELS / "mine"
+
+# What is worth comparing from stage to stage, by Nsight Compute's name; the simulator counts all of it.
+COUNTED = {
+    names.INSTRUCTIONS: "warp instructions",
+    names.GLOBAL_LOAD_REQUESTS: "global load requests",
+    names.GLOBAL_LOAD_SECTORS: "sectors they touch",
+    "smsp__inst_executed_op_shared_ld.sum": "shared memory loads",
+    "smsp__inst_executed_op_shared_st.sum": "shared memory stores",
+    "smsp__inst_executed_op_shuffle.sum": "shuffles",
+    "smsp__inst_executed_op_barrier.sum": "block barriers",
+    names.DRAM_READ_BYTES: "distinct bytes read",
+}
+
+
+def show_kernel(stage: Stage) -> None:
+    """Display a stage's kernel file with colours, its header comment first."""
+    from IPython.display import Markdown, display
+
+    display(Markdown(f"```cuda\n{stage.source().text.rstrip()}\n```"))
+
+
+def until(stage: Stage) -> list[str]:
+    """Ids of the stages up to this one."""
+    ids = [other.id for other in STAGES]
+    return ids[: ids.index(stage.id) + 1]
+
+
+def up_to(stage: Stage, frame: Metrics) -> Metrics:
+    """The rows of a stage and of those before it."""
+    return metrics_table.select(frame, stage=until(stage))
+
+
+def own_source(stage: Stage, folder: Path = OWN_KERNELS) -> Source:
+    """Your kernel, ``kernels/mine/<id>.cu``; the lab's own until you have written one."""
+    path = folder / stage.path.name
+    return Source.read(path) if path.exists() else stage.source()
+
+
+def tell(report: Report) -> None:
+    """Print what ``check`` found, a line per problem and per finding, as plain text."""
+    from rich.console import Console
+
+    from labs_common.runner import print_report
+
+    print_report(report, Console(width=110, force_jupyter=False, color_system=None, highlight=False))
+
+
+def count(stages: Sequence[str], problem: Problem, engine: Engine) -> Metrics:
+    """Run stages on a problem and give what the engine counted or measured.
+
+    Raises:
+        ValueError: an unknown stage, or one that does not take the problem.
+    """
+    inputs = make_inputs(problem)
+    runs = [engine.run(find_stage(stage), problem, inputs).metrics for stage in stages]
+    return metrics_table.concat(runs)
+
+
+def counts_table(frame: Metrics, metrics: Mapping[str, str] = COUNTED) -> pd.DataFrame:
+    """Figures as text, a row per metric, a column per stage; a stage's kernels are added up.
+
+    A figure that the engine does not have is "not measured". The last row divides sectors by requests.
+    """
+    totals = metrics_table.stage_totals(metrics_table.group_launches(metrics_table.select(frame, line=None)))
+    stages = list(dict.fromkeys(totals["stage"]))
+    rows = {
+        label: [_figure(metrics_table.value(totals, metric, stage=stage)) for stage in stages]
+        for metric, label in metrics.items()
+    }
+    ratios = [
+        metrics_table.value(totals, names.GLOBAL_LOAD_SECTORS, stage=stage)
+        / metrics_table.value(totals, names.GLOBAL_LOAD_REQUESTS, stage=stage)
+        for stage in stages
+    ]
+    rows["sectors per request"] = [_figure(ratio, ".2f") for ratio in ratios]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=stages)
+
+
+def time_table(frame: Metrics) -> pd.DataFrame:
+    """Time of each stage, how many times faster it is than the one before, and its DRAM-active cycles."""
+    totals = metrics_table.stage_totals(metrics_table.group_launches(frame))
+    rows, before = {}, None
+    for stage in dict.fromkeys(totals["stage"]):
+        nanoseconds = metrics_table.value(totals, names.TIME, stage=stage)
+        cycles = metrics_table.value(totals, names.DRAM_ACTIVE_CYCLES, stage=stage)
+        rows[stage] = [
+            f"{nanoseconds / 1e6:,.2f} ms",
+            f"{before / nanoseconds:.2f}" if before else "",
+            metrics_table.ABSENT if pd.isna(cycles) else f"{cycles / 1e6:.1f} million",
+        ]
+        before = nanoseconds
+    return pd.DataFrame.from_dict(
+        rows, orient="index", columns=["time", "times faster", "DRAM-active cycles"]
+    )
+
+
+def recorded_metrics(folder: Path = RECORDED) -> Metrics:
+    """Everything that was recorded on other machines; an empty table where nothing is."""
+    return metrics_table.concat(metrics_table.load_csv(path) for path in sorted(folder.rglob("*.csv")))
+
+
+def read_shares(stage: Stage, frame: Metrics) -> list[str]:
+    """How near a stage comes to plain reading, a sentence per GPU and problem that has both times.
+
+    The share is the problem's minimum bytes over the stage's time (events, merge included), over the read
+    ceiling of the same run. A profiler's durations are not used: it flushes the caches. Problems that fit in
+    a cache say nothing about DRAM and are left out.
+    """
+    problems = PRESETS | PROBLEMS
+    told = []
+    timed = metrics_table.select(frame, tool="events", metric=names.TIME, stage=stage.id)
+    for row in timed.itertuples():
+        same_run = {"tool": "events", "gpu": row.gpu, "problem": row.problem}
+        ceiling = metrics_table.value(frame, names.PEAK_BANDWIDTH, **same_run)
+        if pd.isna(ceiling) or row.problem not in problems:
+            continue
+        if problems[row.problem].minimum_bytes < FITS_IN_CACHE:
+            continue
+        rate = problems[row.problem].minimum_bytes / (row.value * 1e-9)
+        told.append(
+            f"{stage.id} on {display_name(row.gpu)}, problem {row.problem}: {row.value / 1e6:.2f} ms, "
+            f"{rate / 1e9:,.0f} GB/s, {100 * rate / ceiling:.0f} % of what a plain read reaches"
+        )
+    return told
+
+
+def _figure(amount: float, form: str = ",.0f") -> str:
+    return metrics_table.ABSENT if pd.isna(amount) else format(amount, form)
