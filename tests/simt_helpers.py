@@ -48,4 +48,5 @@ def run(
 
 def store_result(register: str, type_: str, width: int) -> str:
     """Store a register to p0[thread], elements of `width` bytes."""
-    return f"mul.wide.u32 %d30, %r0, {width};\nadd.u64 %d30, %d0, %d30;\nst.global.{type_} [%d30], {register};\nret;"
+    address = f"mul.wide.u32 %d30, %r0, {width};\nadd.u64 %d30, %d0, %d30;\n"
+    return f"{address}st.global.{type_} [%d30], {register};\nret;"

@@ -1,4 +1,4 @@
-"""What goes wrong on the simulator is reported by name, place and reason, at once, and never takes Python down."""
+"""What goes wrong on the simulator is reported at once, by name, place and reason; Python never goes down."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def test_shared_and_local_bounds(space):
     local = ".local .align 4 .b8 data[64];\n" if space == "local" else ""
     body = local + at(
         5,
-        f"mov.u64 %d5, data;\nmul.wide.u32 %d6, %r0, 4;\nadd.u64 %d5, %d5, %d6;\nst.{space}.u32 [%d5], %r0;\nret;",
+        f"mov.u64 %d5, data;\nmul.wide.u32 %d6, %r0, 4;\nadd.u64 %d5, %d5, %d6;\n"
+        f"st.{space}.u32 [%d5], %r0;\nret;",
     )
 
     finding = fault_of(body, before=declared).finding
@@ -101,7 +102,8 @@ def test_too_little_dynamic_shared_memory_is_found():
     before = ".extern .shared .align 4 .b8 data[];\n"
     body = at(
         8,
-        "mul.wide.u32 %d6, %r0, 4;\nmov.u64 %d5, data;\nadd.u64 %d5, %d5, %d6;\nst.shared.u32 [%d5], %r0;\nret;",
+        "mul.wide.u32 %d6, %r0, 4;\nmov.u64 %d5, data;\nadd.u64 %d5, %d5, %d6;\n"
+        "st.shared.u32 [%d5], %r0;\nret;",
     )
 
     assert fault_of(body, before=before, shared=64).finding.thread == (16, 0, 0)
@@ -157,9 +159,8 @@ def race_body(barrier: str) -> str:
         "mov.u64 %d5, data;\nmul.wide.u32 %d6, %r0, 4;\nadd.u64 %d7, %d5, %d6;\n"
         + at(20, "st.shared.u32 [%d7], %r0;")
         + at(21, barrier)
-        + "add.u32 %r5, %r0, 32;\nand.b32 %r5, %r5, 127;\nmul.wide.u32 %d8, %r5, 4;\nadd.u64 %d8, %d8, %d5;\n"
-        + at(22, "ld.shared.u32 %r6, [%d8];")
-        + store_result("%r6", "u32", 4)
+        + "add.u32 %r5, %r0, 32;\nand.b32 %r5, %r5, 127;\nmul.wide.u32 %d8, %r5, 4;\n"
+        "add.u64 %d8, %d8, %d5;\n" + at(22, "ld.shared.u32 %r6, [%d8];") + store_result("%r6", "u32", 4)
     )
 
 
@@ -203,7 +204,8 @@ def test_missing_second_barrier_is_a_write_after_read():
 
 def test_two_warps_writing_one_word_is_a_race_and_atomics_are_not():
     body = at(40, "st.shared.u32 [data], %r0;\nret;")
-    atomic = "setp.ne.u32 %p0, %r0, 0;\n@%p0 bra GO;\nmov.u32 %r5, 0;\nst.shared.u32 [data], %r5;\nGO:\nbar.sync 0;\n"
+    atomic = "setp.ne.u32 %p0, %r0, 0;\n@%p0 bra GO;\nmov.u32 %r5, 0;\nst.shared.u32 [data], %r5;\nGO:\n"
+    atomic += "bar.sync 0;\n"
     atomic += "atom.shared.add.u32 %r6, [data], 1;\nbar.sync 0;\nld.shared.u32 %r7, [data];\n"
     atomic += store_result("%r7", "u32", 4)
 
@@ -305,7 +307,8 @@ def test_barrier_in_one_warp_only():
 
 
 def test_barrier_under_a_condition_that_is_the_same_for_all_is_fine():
-    body = "setp.ne.u32 %p0, %r1, 0;\n@%p0 bra OTHER;\nbar.sync 0;\nbra END;\nOTHER:\nbar.sync 0;\nEND:\nret;"
+    body = "setp.ne.u32 %p0, %r1, 0;\n@%p0 bra OTHER;\nbar.sync 0;\nbra END;\n"
+    body += "OTHER:\nbar.sync 0;\nEND:\nret;"
 
     _, result = run(kernel_text(body), np.zeros(1, np.uint32), block=64, grid=2)
 
@@ -339,12 +342,14 @@ def test_trap_names_its_thread():
 
 def test_failed_assert_is_quoted():
     before = (
-        ".extern .func __assertfail(.param .b64 a, .param .b64 b, .param .b32 c, .param .b64 d, .param .b64 e);\n"
+        ".extern .func __assertfail(.param .b64 a, .param .b64 b, .param .b32 c, "
+        ".param .b64 d, .param .b64 e);\n"
         f".global .align 1 .b8 what[6] = {{{', '.join(str(b) for b in b'n > 0')}, 0}};\n"
         f".global .align 1 .b8 where[5] = {{{', '.join(str(b) for b in b'a.cu')}, 0}};\n"
     )
     body = (
-        "setp.ne.u32 %p0, %r0, 3;\n@%p0 bra END;\nmov.u64 %d5, what;\nmov.u64 %d6, where;\n{\n.param .b64 a;\n"
+        "setp.ne.u32 %p0, %r0, 3;\n@%p0 bra END;\nmov.u64 %d5, what;\nmov.u64 %d6, where;\n{\n"
+        ".param .b64 a;\n"
         ".param .b64 b;\n.param .b32 c;\n.param .b64 d;\n.param .b64 e;\nst.param.b64 [a], %d5;\n"
         "st.param.b64 [b], %d6;\nst.param.b32 [c], 12;\nst.param.b64 [d], %d5;\nst.param.b64 [e], 1;\n"
         "call.uni __assertfail, (a, b, c, d, e);\n}\nEND:\nret;"
@@ -409,8 +414,10 @@ def test_arguments_that_do_not_fit_are_refused_before_anything_runs(arguments):
 
 def test_structs_are_passed_by_value_and_their_size_is_checked():
     text = HEADER + (
-        ".visible .entry k(.param .align 8 .b8 s[16], .param .u64 p)\n{\n.reg .b32 %r<3>;\n.reg .b64 %d<4>;\n"
-        "ld.param.u64 %d1, [p];\nld.param.u32 %r1, [s];\nld.param.u64 %d2, [s+8];\nst.global.u32 [%d1], %r1;\n"
+        ".visible .entry k(.param .align 8 .b8 s[16], .param .u64 p)\n{\n.reg .b32 %r<3>;\n"
+        ".reg .b64 %d<4>;\n"
+        "ld.param.u64 %d1, [p];\nld.param.u32 %r1, [s];\nld.param.u64 %d2, [s+8];\n"
+        "st.global.u32 [%d1], %r1;\n"
         "st.global.u64 [%d1+8], %d2;\nret;\n}\n"
     )
     pair = np.dtype([("a", np.int32), ("b", np.uint64)], align=True)
@@ -461,7 +468,8 @@ def test_unknown_instructions_are_refused_by_name_and_line_before_anything_runs(
 
 @pytest.mark.parametrize(
     "text",
-    ["", "hello", "\x7fELF\x02\x01\x01\0\0\0", ".version 9.0", HEADER + ".entry", HEADER + ".visible .entry k(", "{}}{",
+    ["", "hello", "\x7fELF\x02\x01\x01\0\0\0", ".version 9.0", HEADER + ".entry",
+     HEADER + ".visible .entry k(", "{}}{",
      HEADER + ".visible .entry k() { add.u32 %r1, %r2, ; }", HEADER + ".visible .entry k() { bra NOWHERE; }",
      HEADER + ".visible .entry k() { .reg .b32 %r<99999999999>; }", HEADER + '.file 1 "unterminated'],
 )  # fmt: skip
@@ -473,8 +481,10 @@ def test_junk_is_an_error_and_never_a_crash(text):
 
 def test_mutated_programs_either_run_or_fail_with_our_own_errors():
     body = (
-        "mul.wide.u32 %d5, %r0, 4;\nadd.u64 %d5, %d5, %d0;\nld.global.f32 %f1, [%d5];\nmov.u32 %r5, 0;\nLOOP:\n"
-        "fma.rn.ftz.f32 %f1, %f1, %f1, %f1;\nadd.u32 %r5, %r5, 1;\nsetp.lt.u32 %p0, %r5, 3;\n@%p0 bra LOOP;\n"
+        "mul.wide.u32 %d5, %r0, 4;\nadd.u64 %d5, %d5, %d0;\nld.global.f32 %f1, [%d5];\nmov.u32 %r5, 0;\n"
+        "LOOP:\n"
+        "fma.rn.ftz.f32 %f1, %f1, %f1, %f1;\nadd.u32 %r5, %r5, 1;\nsetp.lt.u32 %p0, %r5, 3;\n"
+        "@%p0 bra LOOP;\n"
         "shfl.sync.bfly.b32 %r6, %r5, 1, 31, -1;\nbar.sync 0;\nst.global.f32 [%d5], %f1;\nret;"
     )
     text = kernel_text(body)

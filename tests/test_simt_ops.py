@@ -91,7 +91,7 @@ def flushed(x, ftz: bool):
 
 
 def same(bits: int, type_: str, expected) -> bool:
-    """Whether a result is the expected number; NaNs are alike, zeros too (signs of zero have their own test)."""
+    """Whether a result is the expected number; NaNs are alike, and zeros (their signs: see below)."""
     got = decode(bits, type_)
     if isinstance(expected, float) and math.isnan(expected):
         return isinstance(got, float) and math.isnan(got)
@@ -291,15 +291,18 @@ def integer_result(row: ops.Operation, values: tuple[int, ...]) -> int:
         return raw[2] + sum(byte(raw[0], k, mods[0]) * byte(raw[1], k, mods[1]) for k in range(4))
     if opcode == "selp":
         return raw[0] if raw[2] else raw[1]
-    if opcode == "mov" or opcode == "cvta" and mods[-2] in ("global", "const", "param"):
+    if opcode == "mov" or (opcode == "cvta" and mods[-2] in ("global", "const", "param")):
         return raw[0]
     if opcode == "cvta":
         return raw[0] - WINDOW[mods[-2]] if "to" in mods else raw[0] + WINDOW[mods[-2]]
     raise AssertionError(f"no expectation for {row.name}")
 
 
-INTEGER_OPCODES = ("add sub mul mad mul24 mad24 div rem min max neg abs not cnot and or xor shl shr shf popc clz brev "
-                   "bfind bfe bfi sad dp4a selp mov cvta").split()  # fmt: skip
+INTEGER_OPCODES = (
+    *("add", "sub", "mul", "mad", "mul24", "mad24", "div", "rem", "min", "max", "neg", "abs", "not", "cnot"),
+    *("and", "or", "xor", "shl", "shr", "shf", "popc", "clz", "brev", "bfind", "bfe", "bfi", "sad", "dp4a"),
+    *("selp", "mov", "cvta"),
+)
 
 
 @pytest.mark.parametrize("row", [r for r in rows(*INTEGER_OPCODES) if r.emit is None], ids=by_name)
@@ -416,9 +419,10 @@ def _arithmetic(opcode: str, x: list):
         y = [math.copysign(2.0, v) if v and not special(v) else v for v in y]  # only the sign matters now
         return {"add": lambda: y[0] + y[1], "sub": lambda: y[0] - y[1], "mul": lambda: y[0] * y[1],
                 "fma": lambda: y[0] * y[1] + y[2]}[opcode]()  # fmt: skip
-    if opcode in ("add", "sub", "mul", "fma"):
-        return {"add": lambda: plain[0] + plain[1], "sub": lambda: plain[0] - plain[1],
-                "mul": lambda: plain[0] * plain[1], "fma": lambda: plain[0] * plain[1] + plain[2]}[opcode]()  # fmt: skip
+    if opcode in ("add", "sub"):
+        return plain[0] + plain[1] if opcode == "add" else plain[0] - plain[1]
+    if opcode in ("mul", "fma"):
+        return plain[0] * plain[1] + (plain[2] if opcode == "fma" else 0)
     if opcode in ("div", "rcp"):
         top, bottom = (Fraction(1), x[0]) if opcode == "rcp" else x
         signs = zero_sign[-1] * (zero_sign[0] if opcode == "div" else 1)
@@ -594,8 +598,10 @@ def test_float_comparisons(row):
 
 def test_setp_gives_both_results():
     text = kernel_text(
-        "setp.lt.and.u32 %p1|%p2, %r0, 10, %p0;\nsetp.ge.u32 %p3, %r0, 5;\nsetp.lt.and.u32 %p1|%p2, %r0, 10, %p3;\n"
-        "selp.u32 %r5, 1, 0, %p1;\nselp.u32 %r6, 2, 0, %p2;\nadd.u32 %r5, %r5, %r6;\nmul.wide.u32 %d5, %r0, 4;\n"
+        "setp.lt.and.u32 %p1|%p2, %r0, 10, %p0;\nsetp.ge.u32 %p3, %r0, 5;\n"
+        "setp.lt.and.u32 %p1|%p2, %r0, 10, %p3;\n"
+        "selp.u32 %r5, 1, 0, %p1;\nselp.u32 %r6, 2, 0, %p2;\n"
+        "add.u32 %r5, %r5, %r6;\nmul.wide.u32 %d5, %r0, 4;\n"
         "add.u64 %d5, %d5, %d0;\nst.global.u32 [%d5], %r5;\nret;"
     )
 

@@ -91,7 +91,8 @@ def test_registers_of_overlapping_ranges_are_told_apart():
 
 def test_nested_scopes_hide_and_give_back_names():
     body = body_of(
-        "{ .reg .b32 x; mov.b32 x, 1;\n{.reg.b64 x;\n mov.b64 x, 2; }\nmov.b32 x, 3; }\n{ .reg .b32 x; mov.b32 x, 4; }"
+        "{ .reg .b32 x; mov.b32 x, 1;\n{.reg.b64 x;\n mov.b64 x, 2; }\nmov.b32 x, 3; }\n"
+        "{ .reg .b32 x; mov.b32 x, 4; }"
     )
 
     registers = [i.operands[0] for i in body]
@@ -139,8 +140,10 @@ def test_source_positions_keep_the_whole_inlined_chain():
 def test_variables_with_their_bytes():
     module = parse(
         HEADER + ".const .align 8 .b8 bytes[5] = {1, 0x2, 255};\n.global .u32 word = 7;\n"
-        ".global .f32 list[3] = {0f3F800000, 2.5};\n.global .align 8 .u64 links[2] = {word, generic(bytes)+3};\n"
-        ".extern .shared .align 16 .b8 dynamic[];\n.shared .align 4 .b8 fixed[2][12];\n.global .u16 sized[] = {1, 2, 3};\n"
+        ".global .f32 list[3] = {0f3F800000, 2.5};\n"
+        ".global .align 8 .u64 links[2] = {word, generic(bytes)+3};\n"
+        ".extern .shared .align 16 .b8 dynamic[];\n.shared .align 4 .b8 fixed[2][12];\n"
+        ".global .u16 sized[] = {1, 2, 3};\n"
     )
     v = module.variables
 
@@ -155,8 +158,8 @@ def test_variables_with_their_bytes():
 
 def test_parameters_are_laid_out_like_a_c_struct():
     module = parse(
-        HEADER
-        + ".visible .entry k(.param .u8 a, .param .align 4 .b8 b[12], .param .f32 c, .param .u64 .ptr .global .align 4 d,"
+        HEADER + ".visible .entry k(.param .u8 a, .param .align 4 .b8 b[12], .param .f32 c, "
+        ".param .u64 .ptr .global .align 4 d,"
         " .param .u16 e)\n.maxntid 128, 1, 1\n.minnctapersm 2\n{\nret;\n}\n"
     )
     function = module.functions["k"]
@@ -172,8 +175,10 @@ def test_calls_and_declared_functions():
     module = parse(
         HEADER
         + ".extern .func (.param .b32 r) outside(.param .b64 a);\n.func helper(.param .b32 a)\n{\nret;\n}\n"
-        ".visible .entry k()\n{\n.reg .b32 %r<2>;\n{\n.reg .b32 temp_param_reg;\n.param .b32 x;\nst.param.b32 [x+0], %r1;\n"
-        "call.uni \nhelper, \n(\nx\n);\n}\n{\n.param .b32 x;\n.param .align 8 .b8 y[16];\nst.param.b32 [x+0], %r1;\n}\nret;\n}\n"
+        ".visible .entry k()\n{\n.reg .b32 %r<2>;\n{\n.reg .b32 temp_param_reg;\n.param .b32 x;\n"
+        "st.param.b32 [x+0], %r1;\n"
+        "call.uni \nhelper, \n(\nx\n);\n}\n{\n.param .b32 x;\n.param .align 8 .b8 y[16];\n"
+        "st.param.b32 [x+0], %r1;\n}\nret;\n}\n"
     )
     kernel = module.functions["k"]
 
@@ -228,9 +233,12 @@ def test_errors_name_the_source_line_where_it_is_known():
 
 def test_liveness_and_constants_of_a_small_loop():
     module = parse(
-        f"{HEADER}.visible .entry k(.param .u64 p, .param .u32 n)\n{{\n.reg .b32 %r<9>;\n.reg .pred %p<2>;\n.reg .b64 %d<4>;\n"
-        "ld.param.u64 %d1, [p];\nld.param.u32 %r1, [n];\nshl.b32 %r2, %r1, 2;\nmov.u32 %r3, 0;\nmov.u32 %r4, 5;\n"
-        "LOOP:\nadd.u32 %r3, %r3, %r4;\nsetp.lt.u32 %p1, %r3, %r2;\n@%p1 bra LOOP;\nst.global.u32 [%d1], %r3;\nret;\n}\n"
+        f"{HEADER}.visible .entry k(.param .u64 p, .param .u32 n)\n{{\n.reg .b32 %r<9>;\n"
+        f".reg .pred %p<2>;\n.reg .b64 %d<4>;\n"
+        "ld.param.u64 %d1, [p];\nld.param.u32 %r1, [n];\nshl.b32 %r2, %r1, 2;\nmov.u32 %r3, 0;\n"
+        "mov.u32 %r4, 5;\n"
+        "LOOP:\nadd.u32 %r3, %r3, %r4;\nsetp.lt.u32 %p1, %r3, %r2;\n@%p1 bra LOOP;\n"
+        "st.global.u32 [%d1], %r3;\nret;\n}\n"
     )
 
     program = build(module, "k")

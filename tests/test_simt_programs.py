@@ -121,8 +121,10 @@ def test_nested_divergence_inside_a_loop_matches_python():
     body = (
         "mov.u32 %r5, 0;\nmov.u32 %r6, 0;\nLOOP:\nadd.u32 %r7, %r0, %r5;\nand.b32 %r8, %r7, 3;\n"
         "setp.eq.u32 %p0, %r8, 0;\n@%p0 bra A;\nsetp.eq.u32 %p1, %r8, 1;\n@%p1 bra B;\n"
-        "add.u32 %r6, %r6, 1;\nbra NEXT;\nA:\nand.b32 %r9, %r7, 4;\nsetp.ne.u32 %p2, %r9, 0;\n@%p2 bra A2;\n"
-        "add.u32 %r6, %r6, 100;\nbra NEXT;\nA2:\nxor.b32 %r6, %r6, 7;\nbra NEXT;\nB:\nmul.lo.u32 %r6, %r6, 3;\n"
+        "add.u32 %r6, %r6, 1;\nbra NEXT;\nA:\nand.b32 %r9, %r7, 4;\nsetp.ne.u32 %p2, %r9, 0;\n"
+        "@%p2 bra A2;\n"
+        "add.u32 %r6, %r6, 100;\nbra NEXT;\nA2:\nxor.b32 %r6, %r6, 7;\nbra NEXT;\nB:\n"
+        "mul.lo.u32 %r6, %r6, 3;\n"
         "NEXT:\nadd.u32 %r5, %r5, 1;\nshr.u32 %r10, %r0, 3;\nadd.u32 %r10, %r10, 6;\n"
         "setp.lt.u32 %p3, %r5, %r10;\n@%p3 bra LOOP;\n" + store_result("%r6", "u32", 4)
     )
@@ -146,7 +148,8 @@ def test_nested_divergence_inside_a_loop_matches_python():
 
 def test_indexed_branch():
     body = (
-        "mov.u32 %r6, 9;\nand.b32 %r5, %r0, 3;\nTABLE: .branchtargets L0, L1, L2, END;\nbrx.idx %r5, TABLE;\n"
+        "mov.u32 %r6, 9;\nand.b32 %r5, %r0, 3;\nTABLE: .branchtargets L0, L1, L2, END;\n"
+        "brx.idx %r5, TABLE;\n"
         "L0:\nmov.u32 %r6, 100;\nbra END;\nL1:\nmov.u32 %r6, 101;\nbra END;\nL2:\nmov.u32 %r6, 102;\nEND:\n"
         + store_result("%r6", "u32", 4)
     )
@@ -236,7 +239,7 @@ def test_lanes_wait_at_a_shuffle_for_lanes_that_come_later():
 
     (out,), _ = run(kernel_text(body), np.zeros(32, np.uint32))
 
-    assert out.tolist() == [t + 16 + 300 for t in range(16)] + [t for t in range(16)]
+    assert out.tolist() == [t + 16 + 300 for t in range(16)] + list(range(16))
 
 
 def test_votes_matches_and_reductions():
@@ -245,7 +248,8 @@ def test_votes_matches_and_reductions():
         "vote.sync.all.pred %p2, %p0, -1;\nselp.u32 %r6, 1, 0, %p1;\nselp.u32 %r7, 1, 0, %p2;\n"
         "and.b32 %r8, %r0, 7;\nmatch.any.sync.b32 %r9, %r8, -1;\nredux.sync.add.u32 %r10, %r0, -1;\n"
         "redux.sync.max.s32 %r11, %r0, -1;\nmatch.all.sync.b32 %r12|%p3, %r8, -1;\n"
-        "mul.wide.u32 %d5, %r0, 32;\nadd.u64 %d5, %d5, %d0;\nst.global.v4.u32 [%d5], {%r5, %r6, %r7, %r9};\n"
+        "mul.wide.u32 %d5, %r0, 32;\nadd.u64 %d5, %d5, %d0;\n"
+        "st.global.v4.u32 [%d5], {%r5, %r6, %r7, %r9};\n"
         "st.global.v4.u32 [%d5+16], {%r10, %r11, %r12, %r8};\nret;"
     )
 
@@ -325,7 +329,8 @@ def test_sectors_are_distinct_32_byte_pieces(stride, start, sectors):
 def test_dynamic_shared_memory_follows_static_and_is_per_block():
     before = ".shared .align 4 .b8 fixed[20];\n.extern .shared .align 16 .b8 dynamic[];\n"
     body = (
-        "mov.u64 %d10, fixed;\nmov.u64 %d5, dynamic;\nmul.wide.u32 %d6, %r0, 4;\nadd.u64 %d7, %d5, %d6;\nadd.u32 %r5, %r0, %r1;\n"
+        "mov.u64 %d10, fixed;\nmov.u64 %d5, dynamic;\nmul.wide.u32 %d6, %r0, 4;\n"
+        "add.u64 %d7, %d5, %d6;\nadd.u32 %r5, %r0, %r1;\n"
         "st.shared.u32 [%d7], %r5;\nbar.sync 0;\nxor.b32 %r6, %r0, 63;\nmul.wide.u32 %d8, %r6, 4;\n"
         "add.u64 %d8, %d8, %d5;\nld.shared.u32 %r7, [%d8];\nmad.lo.u32 %r8, %r1, 64, %r0;\n"
         "mul.wide.u32 %d9, %r8, 4;\nadd.u64 %d9, %d9, %d0;\nst.global.u32 [%d9], %r7;\n"
@@ -353,9 +358,11 @@ def test_generic_addresses_reach_shared_local_and_global():
         + (
             ".visible .entry k(.param .u64 p0)\n{" + PREAMBLE + ".local .align 4 .b8 mine[8];\n"
             "ld.param.u64 %d0, [p0];\nmov.u32 %r0, %tid.x;\nmov.u64 %d1, cell;\ncvta.shared.u64 %d2, %d1;\n"
-            "mov.u64 %d3, mine;\ncvta.local.u64 %d4, %d3;\nst.u32 [%d4+4], %r0;\nmov.u32 %r5, 77;\nst.u32 [%d2], %r5;\n"
+            "mov.u64 %d3, mine;\ncvta.local.u64 %d4, %d3;\nst.u32 [%d4+4], %r0;\nmov.u32 %r5, 77;\n"
+            "st.u32 [%d2], %r5;\n"
             "ld.local.u32 %r6, [mine+4];\nld.shared.u32 %r7, [cell];\nadd.u32 %r8, %r6, %r7;\n"
-            "isspacep.shared %p1, %d2;\nisspacep.local %p2, %d4;\nisspacep.global %p3, %d0;\nisspacep.shared %p4, %d0;\n"
+            "isspacep.shared %p1, %d2;\nisspacep.local %p2, %d4;\nisspacep.global %p3, %d0;\n"
+            "isspacep.shared %p4, %d0;\n"
             "and.pred %p1, %p1, %p2;\nand.pred %p1, %p1, %p3;\n@!%p1 trap;\n@%p4 trap;\n"
             "mul.wide.u32 %d5, %r0, 4;\nadd.u64 %d5, %d5, %d0;\nst.u32 [%d5], %r8;\nret;\n}\n"
         )
@@ -368,7 +375,8 @@ def test_generic_addresses_reach_shared_local_and_global():
 
 def test_atomics_are_complete_and_give_old_values():
     body = (
-        "atom.global.add.u32 %r5, [%d0], 1;\nred.global.max.u32 [%d0+4], %r0;\natom.global.cas.b32 %r6, [%d0+8], 0, 5;\n"
+        "atom.global.add.u32 %r5, [%d0], 1;\nred.global.max.u32 [%d0+4], %r0;\n"
+        "atom.global.cas.b32 %r6, [%d0+8], 0, 5;\n"
         "atom.global.inc.u32 %r7, [%d0+12], 9;\nmul.wide.u32 %d5, %r0, 4;\nadd.u64 %d5, %d5, %d1;\n"
         "st.global.u32 [%d5], %r5;\nret;"
     )
@@ -382,7 +390,8 @@ def test_atomics_are_complete_and_give_old_values():
 def test_float_atomics_add_in_every_width():
     body = (
         "mov.f32 %f1, 0f3F000000;\nred.global.add.f32 [%d0], %f1;\nmov.f64 %g1, 0d3FD0000000000000;\n"
-        "red.global.add.f64 [%d0+8], %g1;\nmov.b32 %r5, 0x3C003C00;\nred.global.add.noftz.f16x2 [%d0+4], %r5;\nret;"
+        "red.global.add.f64 [%d0+8], %g1;\nmov.b32 %r5, 0x3C003C00;\n"
+        "red.global.add.noftz.f16x2 [%d0+4], %r5;\nret;"
     )
 
     (out,), _ = run(kernel_text(body), np.zeros(3, np.float64), block=64)
@@ -396,7 +405,8 @@ def test_device_functions_are_called_with_parameters_and_results():
     before = (
         ".func (.param .b32 result) square_plus(.param .b32 a, .param .align 8 .b8 pair[16])\n{\n"
         ".reg .b32 %r<5>;\n.reg .pred %p<2>;\nld.param.u32 %r1, [a];\nld.param.u32 %r2, [pair+12];\n"
-        "setp.lt.u32 %p1, %r1, 3;\n@%p1 bra SMALL;\nmad.lo.u32 %r3, %r1, %r1, %r2;\nst.param.b32 [result], %r3;\nret;\n"
+        "setp.lt.u32 %p1, %r1, 3;\n@%p1 bra SMALL;\nmad.lo.u32 %r3, %r1, %r1, %r2;\n"
+        "st.param.b32 [result], %r3;\nret;\n"
         "SMALL:\nst.param.b32 [result], %r2;\nret;\n}\n"
     )
 
@@ -423,8 +433,8 @@ def test_module_variables_are_initialised_and_linked():
     body = (
         "mov.u64 %d5, table;\nmul.wide.u32 %d6, %r0, 4;\nadd.u64 %d5, %d5, %d6;\nld.const.u32 %r5, [%d5];\n"
         "cvt.rn.f32.u32 %f1, %r5;\nld.global.f32 %f2, [factor];\nmul.f32 %f3, %f1, %f2;\n"
-        "ld.global.u64 %d7, [link];\nld.u32 %r6, [%d7+8];\ncvt.rn.f32.u32 %f4, %r6;\nadd.f32 %f5, %f3, %f4;\n"
-        + store_result("%f5", "f32", 4)
+        "ld.global.u64 %d7, [link];\nld.u32 %r6, [%d7+8];\ncvt.rn.f32.u32 %f4, %r6;\n"
+        "add.f32 %f5, %f3, %f4;\n" + store_result("%f5", "f32", 4)
     )
 
     (out,), _ = run(kernel_text(body, before=before), np.zeros(3, np.float32), block=3)
@@ -438,9 +448,11 @@ def test_printf_prints_every_lane_with_c_formatting(capsys):
         ".global .align 1 .b8 text[14] = {37, 100, 32, 37, 46, 50, 102, 32, 37, 120, 37, 37, 10, 0};\n"
     )
     body = (
-        ".local .align 8 .b8 pack[24];\nmov.u64 %d5, pack;\ncvta.local.u64 %d6, %d5;\nst.local.u32 [pack], %r0;\n"
+        ".local .align 8 .b8 pack[24];\nmov.u64 %d5, pack;\ncvta.local.u64 %d6, %d5;\n"
+        "st.local.u32 [pack], %r0;\n"
         "st.local.u64 [pack+8], 0x3FF8000000000000;\nst.local.u32 [pack+16], 255;\nmov.u64 %d7, text;\n"
-        "{\n.param .b64 x;\n.param .b64 y;\n.param .b32 z;\nst.param.b64 [x], %d7;\nst.param.b64 [y], %d6;\n"
+        "{\n.param .b64 x;\n.param .b64 y;\n.param .b32 z;\nst.param.b64 [x], %d7;\n"
+        "st.param.b64 [y], %d6;\n"
         "call.uni (z), vprintf, (x, y);\n}\nret;"
     )
 
@@ -455,7 +467,8 @@ def test_special_registers_of_a_three_dimensional_launch():
         "mov.u32 %r6, %nctaid.y;\nmov.u32 %r7, %laneid;\nmov.u32 %r8, %warpid;\n"
         "mad.lo.u32 %r9, %r3, 3, %r2;\nmad.lo.u32 %r9, %r9, 5, %r0;\nmad.lo.u32 %r10, %r4, 2, %r1;\n"
         "mad.lo.u32 %r10, %r10, 60, %r9;\nmul.wide.u32 %d5, %r10, 16;\nadd.u64 %d5, %d5, %d0;\n"
-        "shl.b32 %r11, %r6, 8;\nor.b32 %r11, %r11, %r5;\nst.global.v4.u32 [%d5], {%r9, %r11, %r7, %r8};\nret;"
+        "shl.b32 %r11, %r6, 8;\nor.b32 %r11, %r11, %r5;\n"
+        "st.global.v4.u32 [%d5], {%r9, %r11, %r7, %r8};\nret;"
     )
 
     (out,), _ = run(kernel_text(body), np.zeros(4 * 60 * 6, np.uint32), block=(5, 3, 4), grid=(2, 3))
@@ -468,7 +481,8 @@ def test_special_registers_of_a_three_dimensional_launch():
 def test_named_barriers_join_some_of_the_warps():
     before = ".shared .align 4 .b8 cell[4];\n"
     body = (
-        "setp.ge.u32 %p0, %r0, 64;\n@%p0 bra END;\nsetp.ne.u32 %p1, %r0, 0;\n@%p1 bra MEET;\nmov.u32 %r5, 42;\n"
+        "setp.ge.u32 %p0, %r0, 64;\n@%p0 bra END;\nsetp.ne.u32 %p1, %r0, 0;\n@%p1 bra MEET;\n"
+        "mov.u32 %r5, 42;\n"
         "st.shared.u32 [cell], %r5;\nMEET:\nbar.sync 1, 64;\nld.shared.u32 %r6, [cell];\n"
         + store_result("%r6", "u32", 4)
         + "\nEND:\nret;"
@@ -482,7 +496,8 @@ def test_named_barriers_join_some_of_the_warps():
 
 def test_barrier_reductions_see_the_whole_block():
     body = (
-        "setp.lt.u32 %p0, %r0, 50;\nbarrier.red.popc.aligned.u32 %r5, 0, %p0;\nbarrier.red.or.pred %p1, 0, %p0;\n"
+        "setp.lt.u32 %p0, %r0, 50;\nbarrier.red.popc.aligned.u32 %r5, 0, %p0;\n"
+        "barrier.red.or.pred %p1, 0, %p0;\n"
         "barrier.red.and.pred %p2, 0, %p0;\nselp.u32 %r6, 10000, 0, %p1;\nselp.u32 %r7, 20000, 0, %p2;\n"
         "add.u32 %r5, %r5, %r6;\nadd.u32 %r5, %r5, %r7;\n" + store_result("%r5", "u32", 4)
     )
@@ -503,7 +518,8 @@ def test_element_offsets_past_two_to_the_31():
     host[2**31 + 5] = 6.5
     device = xp.wrap(host)
     body = (
-        "mov.u64 %d5, 2147483653;\nshl.b64 %d6, %d5, 2;\nadd.u64 %d7, %d0, %d6;\nld.global.f32 %f1, [%d7];\n"
+        "mov.u64 %d5, 2147483653;\nshl.b64 %d6, %d5, 2;\nadd.u64 %d7, %d0, %d6;\n"
+        "ld.global.f32 %f1, [%d7];\n"
         "add.f32 %f1, %f1, %f1;\nst.global.f32 [%d7+4], %f1;\nret;"
     )
     module = xp.RawModule(kernel_text(body))

@@ -1,7 +1,8 @@
 """The calls of CuPy that the lab and its notebooks use, carried out by the simulator.
 
-Where there is a GPU, `import cupy as xp`; where there is none, `from labs_common.simt import cupy_like as xp`.
-The rest of a cell is the same. Arrays live in one address space per process; launches are synchronous.
+Where there is a GPU, `import cupy as xp`; where there is none,
+`from labs_common.simt import cupy_like as xp`. The rest of a cell is the same. Arrays live in one address
+space per process; launches are synchronous.
 """
 
 from __future__ import annotations

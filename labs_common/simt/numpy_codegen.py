@@ -224,7 +224,7 @@ class Compiler:
     def compile(self) -> list[Code]:
         """The code of every block, in their order. Raises UnsupportedError before anything runs."""
         program = self.program
-        live_in, live_out = program.resolved_live
+        live_out = program.resolved_live[1]
         lengths = np.bincount([c for c in program.charged if c >= 0], minlength=len(program.blocks))
         texts, parts = [], []
         for block in program.blocks:

@@ -1,10 +1,10 @@
 """The NumPy engine: registers are arrays over the lanes of many blocks at once.
 
-Every lane has a pc (the number of its basic block); the lowest pc of the runnable lanes runs next, which is
-also the lowest pc of each warp that takes part. Lanes that run together form a group. A group that splits at a
-branch runs its parts as child groups until they meet again; a child copies the registers it reads from its
-parent and writes back those that are still needed. Lanes at a barrier are parked until their block's other
-threads are there; lanes at a shuffle, until the lanes it names are.
+Every lane has a pc (the number of its basic block); the lowest pc of the runnable lanes runs next, which
+is also the lowest pc of each warp that takes part. Lanes that run together form a group. A group that
+splits at a branch runs its parts as child groups until they meet again; a child copies the registers it
+reads from its parent and writes back those that are still needed. Lanes at a barrier are parked until
+their block's other threads are there; lanes at a shuffle, until the lanes it names are.
 """
 
 from __future__ import annotations
@@ -347,8 +347,8 @@ class Batch:
             bad = int(np.argmax(value >= limit))
             who = group.lanes.who(bad)
             i = block.stop - 1
-            raise Fault(Finding("memcheck", "Invalid branch", *self.source_of(i), *who, None,
-                                f"index {int(value[bad])} of brx.idx is beyond its {limit} targets"))  # fmt: skip
+            text = f"index {int(value[bad])} of brx.idx is beyond its {limit} targets"
+            raise Fault(Finding("memcheck", "Invalid branch", *self.source_of(i), *who, None, text))
         targets = np.array(block.targets, np.int32)[value]
         if targets.size == 1 or (targets == targets[0]).all():
             return int(targets[0])
@@ -434,6 +434,7 @@ class Batch:
             parent.R[register] = above
 
     def over_budget(self, here: Code) -> None:
+        """End the launch."""
         instruction = self.program.instructions[min(here.block.start, len(self.program.instructions) - 1)]
         file, line = instruction.source or ("", 0)
         raise BudgetError(
@@ -517,6 +518,7 @@ class Batch:
         return np.bitwise_or.reduceat(bits, self.lanes.starts)
 
     def sync_fault(self, lanes: Lanes, i: int, position: int, message: str) -> None:
+        """End the launch over a warp-wide operation."""
         name = self.program.instructions[i].name
         raise Fault(Finding("synccheck", "Barrier error detected. Invalid arguments", *self.source_of(i),
                             *lanes.who(position), None, f"{name}: {message}"))  # fmt: skip
@@ -537,6 +539,7 @@ class Batch:
         self.parked_at[freed] = -1
 
     def release_warps(self, waiting: np.ndarray, freed: np.ndarray) -> None:
+        """Mark the lanes at warp operations whose member lanes have all come."""
         alive = self.alive_masks()
         barrier = np.array([bool(c.block.waits) and self.program.instructions[c.block.start].opcode == "bar"
                             for c in self.code])  # fmt: skip
@@ -552,6 +555,7 @@ class Batch:
                 freed[lanes[ready]] = True
 
     def release_blocks(self, waiting: np.ndarray, freed: np.ndarray) -> None:
+        """Mark the lanes at barriers that have as many threads as they wait for."""
         threads = self.launch.threads
         for block in np.unique(self.block_of[waiting]):
             here = waiting[self.block_of[waiting] == block]
@@ -559,10 +563,10 @@ class Batch:
                 lanes = here[self.barrier[here] == number]
                 expected = int(self.expected[lanes].max()) or threads
                 early = self.arrived.get((int(block), int(number)), 0)
-                if len(lanes) + early < min(expected, threads) or len(lanes) + early < expected:
-                    # CUDA rounds the thread count up to whole warps
-                    if len(lanes) + early < threads or expected > -(-threads // 32) * 32:
-                        continue
+                if expected <= -(-threads // 32) * 32:  # CUDA counts whole warps, the last may be partial
+                    expected = min(expected, threads)
+                if len(lanes) + early < expected:
+                    continue
                 self.same_barrier(lanes, bool(self.expected[lanes].any()))
                 freed[lanes] = True
                 self.arrived.pop((int(block), int(number)), None)
@@ -609,10 +613,13 @@ class Batch:
         self.divergent(first, at, "; ".join(parts) or "fewer threads arrive than it waits for")
 
     def divergent(self, pc: int, lanes: np.ndarray, message: str) -> None:
+        """End the launch over a barrier that some threads do not reach."""
         i = self.code[pc].block.start
-        raise Fault(Finding("synccheck", "Barrier error detected. Divergent thread(s) in block", *self.source_of(i),
-                            *self.who(int(lanes[0])), None,
-                            f"{self.program.instructions[i].name}: {_threads(self, lanes)} wait here; {message}"))  # fmt: skip
+        kind = "Barrier error detected. Divergent thread(s) in block"
+        name = self.program.instructions[i].name
+        text = f"{name}: {_threads(self, lanes)} wait here; {message}"
+        who = self.who(int(lanes[0]))
+        raise Fault(Finding("synccheck", kind, *self.source_of(i), *who, None, text))
 
     # ---- warp-wide operations; the engine has made sure that all lanes of the mask are in the group
 
@@ -810,8 +817,16 @@ def uniform_special(name: str, launch: Launch) -> int | None:
     if stem in shapes:
         return shapes[stem]["xyz".find(axis)] if axis in "xyz" else 1
     warps = -(-launch.threads // 32)
-    known = {"nwarpid": warps, "nsmid": 1, "smid": 0, "gridid": 0, "total_smem_size": launch.shared_bytes,
-             "dynamic_smem_size": launch.shared_dynamic, "cluster_ctarank": 0, "cluster_nctarank": 1}  # fmt: skip
+    known = {
+        "nwarpid": warps,
+        "nsmid": 1,
+        "smid": 0,
+        "gridid": 0,
+        "total_smem_size": launch.shared_bytes,
+        "dynamic_smem_size": launch.shared_dynamic,
+        "cluster_ctarank": 0,
+        "cluster_nctarank": 1,
+    }
     if stem in ("nclusterid", "clusterid", "cluster_ctaid", "cluster_nctaid"):
         return 1 if stem.startswith(("n", "cluster_n")) else 0
     return known.get(name)
@@ -918,8 +933,8 @@ def compiled_blocks(program: Program, addresses: dict[str, int], trace: bool = F
 def run(launch: Launch, space: AddressSpace, addresses: dict[str, int]) -> Result:
     """Run a launch on the NumPy engine.
 
-    addresses: the virtual addresses of the module's variables. Raises UnsupportedError (before anything runs),
-    Fault, BudgetError.
+    addresses: the virtual addresses of the module's variables. Raises UnsupportedError (before anything
+    runs), Fault, BudgetError.
     """
     return NumpyEngine(launch, space, addresses).run()
 
@@ -931,7 +946,7 @@ class _OutOfTime(Exception):
 def sample(
     launch: Launch, space: AddressSpace, addresses: dict[str, int], seconds: float
 ) -> tuple[Counters, bool]:
-    """Run the launch's blocks for at most some seconds and put memory back: (counters, whether it finished)."""
+    """Run the launch's blocks for at most some seconds, put memory back: (counters, whether it finished)."""
     engine = NumpyEngine(launch, space, addresses)
     engine.deadline = time.perf_counter() + seconds
     engine.journal = []
@@ -954,10 +969,10 @@ def trace_warp(
     warp: int = 0,
     limit: int = 10_000,
 ) -> list[Step]:
-    """Run one block (linear number) and give every instruction with results that one of its warps executed.
+    """Run one block (linear number); every instruction with results that one of its warps executed.
 
-    A Step's values have 32 elements, zero in inactive lanes; at most `limit` steps are kept. Memory changes as
-    in a launch.
+    A Step's values have 32 elements, zero in inactive lanes; at most `limit` steps are kept. Memory changes
+    as in a launch.
     """
     engine = NumpyEngine(launch, space, addresses)
     engine.code = compiled_blocks(launch.program, addresses, trace=True)

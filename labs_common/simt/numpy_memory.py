@@ -96,6 +96,7 @@ class Memory:
     # ---- one space
 
     def read(self, lanes: Lanes, i: int, access, space: str, address: np.ndarray) -> list[np.ndarray]:
+        """Check, count and load."""
         dtype = DTYPES[access.type]
         span = access.width * access.count
         if space in ("global", "const", "param"):
@@ -132,6 +133,7 @@ class Memory:
         return self.gather(memory, index, 0, dtype, access.count)
 
     def write(self, lanes: Lanes, i: int, access, space: str, address: np.ndarray, values) -> None:
+        """Check, count and store."""
         dtype = DTYPES[access.type]
         span = access.width * access.count
         if space in ("global", "const", "param"):
@@ -222,8 +224,9 @@ class Memory:
         allocation = self.params if space == "param" else self.space.find(low)
         if bits & (span - 1):
             bad = int(np.flatnonzero(address & np.uint64(span - 1))[0])
-            self.fault(lanes, i, "memcheck", f"Invalid __{space}__ {verb} of size {span} bytes", address, bad,
-                       f"Address {int(address[bad]):#x} is misaligned")  # fmt: skip
+            kind = f"Invalid __{space}__ {verb} of size {span} bytes"
+            message = f"Address {int(address[bad]):#x} is misaligned"
+            self.fault(lanes, i, "memcheck", kind, address, bad, message)
         if allocation is not None and allocation.base <= low and high + span <= allocation.end:
             return [(allocation, (address - np.uint64(allocation.base)).view(np.int64), None)]
         address = np.broadcast_to(address, lanes.n)
@@ -239,8 +242,8 @@ class Memory:
                 where = describe(self.space, int(address[first]))
                 if allocation is not None:
                     where = (
-                        f"Address {int(address[first]):#x} is out of bounds and reaches beyond the allocation "
-                        f"at {allocation.base:#x} of size {allocation.size} bytes"
+                        f"Address {int(address[first]):#x} is out of bounds and reaches beyond the "
+                        f"allocation at {allocation.base:#x} of size {allocation.size} bytes"
                     )
                 kind = f"Invalid __{space}__ {verb} of size {span} bytes"
                 self.fault(lanes, i, "memcheck", kind, address, first, where)
@@ -256,13 +259,15 @@ class Memory:
         _, high, bits = self.bounds(address)
         if high + span > size:
             bad = int(np.flatnonzero(address > np.uint64(max(size - span, 0)))[0]) if size >= span else 0
-            self.fault(lanes, i, "memcheck", f"Invalid __{space}__ {verb} of size {span} bytes", address, bad,
-                       f"Address {int(address[bad]):#x} is out of bounds; a "
-                       f"{'block' if space == 'shared' else 'thread'} has {size} bytes")  # fmt: skip
-        if int(np.bitwise_or.reduce(address)) & (span - 1):
+            kind = f"Invalid __{space}__ {verb} of size {span} bytes"
+            owner = "block" if space == "shared" else "thread"
+            message = f"Address {int(address[bad]):#x} is out of bounds; a {owner} has {size} bytes"
+            self.fault(lanes, i, "memcheck", kind, address, bad, message)
+        if bits & (span - 1):
             bad = int(np.flatnonzero(address & np.uint64(span - 1))[0])
-            self.fault(lanes, i, "memcheck", f"Invalid __{space}__ {verb} of size {span} bytes", address, bad,
-                       f"Address {int(address[bad]):#x} is misaligned")  # fmt: skip
+            kind = f"Invalid __{space}__ {verb} of size {span} bytes"
+            message = f"Address {int(address[bad]):#x} is misaligned"
+            self.fault(lanes, i, "memcheck", kind, address, bad, message)
         base = (
             lanes.shared_base(self.shared_stride) if space == "shared" else lanes.local_base(self.local_size)
         )
@@ -279,10 +284,9 @@ class Memory:
             if missing.any():
                 bad = int(np.argmax(missing))
                 where = allocation.base + int(offset[min(bad, offset.size - 1)]) + k * dtype.itemsize
-                self.batch.note(
-                    self.finding(lanes, i, "initcheck", f"Uninitialized __global__ memory read of size {dtype.itemsize * count} bytes",
-                                 where, bad, f"nothing was written at {where:#x} ({allocation.name or 'an array'})")
-                )  # fmt: skip
+                kind = f"Uninitialized __global__ memory read of size {dtype.itemsize * count} bytes"
+                message = f"nothing was written at {where:#x} ({allocation.name or 'an array'})"
+                self.batch.note(self.finding(lanes, i, "initcheck", kind, where, bad, message))
                 return
 
     def need_written(self, lanes, i, access, address, marks) -> None:
@@ -294,8 +298,8 @@ class Memory:
                 bad = int(np.argmax(missing))
                 at = int(address[min(bad, address.size - 1)]) + k * access.width
                 kind = f"Uninitialized __shared__ memory read of size {access.width * access.count} bytes"
-                raise Fault(self.finding(lanes, i, "initcheck", kind, at, bad,
-                                         f"no thread of the block has written shared address {at:#x}"))  # fmt: skip
+                message = f"no thread of the block has written shared address {at:#x}"
+                raise Fault(self.finding(lanes, i, "initcheck", kind, at, bad, message))
 
     def finding(self, lanes, i, tool, kind, address, position, message) -> Finding:
         """A finding of the lane at a position of the group."""

@@ -1,4 +1,4 @@
-"""The NumPy engine's inner loops over addresses, as machine code: they pass over the lanes once, not ten times.
+"""The NumPy engine's inner loops over addresses, as machine code: one pass over the lanes, not ten.
 
 Array arguments are NumPy objects (see `vector_math._DATA_FIELD`); every function is a plain scalar loop that
 LLVM's own passes vectorise. Nothing here is checked: callers have made sure that every access is in range.
@@ -80,9 +80,9 @@ done:
 """
 
 _RACE = """
-define i64 @f(i64 %n, i64 %index.o, i64 %bit.o, i64 %lane.o, i64 %epoch.o, i64 %span, i64 %kind, i64 %instruction,
-              i64 %seen.o, i64 %readers.o, i64 %writers.o, i64 %atomics.o, i64 %rlane.o, i64 %wlane.o, i64 %rwhere.o,
-              i64 %wwhere.o) {
+define i64 @f(i64 %n, i64 %index.o, i64 %bit.o, i64 %lane.o, i64 %epoch.o, i64 %span, i64 %kind,
+              i64 %instruction, i64 %seen.o, i64 %readers.o, i64 %writers.o, i64 %atomics.o,
+              i64 %rlane.o, i64 %wlane.o, i64 %rwhere.o, i64 %wwhere.o) {
 ; kind: 0 read, 1 write, 2 atomic; gives the first conflicting lane * 1024 + word of its access, or -1
 entry:
 {fields}

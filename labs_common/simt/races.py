@@ -55,7 +55,7 @@ class Races:
             self._report(lanes, i, at, int(index[at]) // 4 + k, int(bit[at]), kind)
 
     def _report(self, lanes: Lanes, i: int, at: int, word: int, bit: int, kind: int) -> None:
-        _, readers, writers, atomics, reader, writer, read_at, written_at = self.state
+        _, _, writers, atomics, reader, writer, read_at, written_at = self.state
         by_writer = (int(writers[word]) | int(atomics[word])) & ~bit & 0xFFFFFFFF
         if kind == 2:
             by_writer = int(writers[word]) & ~bit & 0xFFFFFFFF
