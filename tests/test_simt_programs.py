@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+
 import numpy as np
 import pytest
 from simt_helpers import HEADER, PREAMBLE, kernel_text, run, store_result
@@ -259,6 +262,37 @@ def test_votes_matches_and_reductions():
     for lane, row in enumerate(rows.tolist()):
         same = sum(1 << k for k in range(32) if k % 8 == lane % 8)
         assert row == [(1 << 20) - 1, 1, 0, same, 496, 31, 0, lane % 8]
+
+
+@pytest.mark.parametrize("mask", ["-1", "%r20"])
+@pytest.mark.parametrize(
+    ("operation", "function"),
+    [
+        ("add.s32", lambda v: sum(v)),
+        ("add.u32", lambda v: sum(v)),
+        ("min.s32", min),
+        ("max.s32", max),
+        ("min.u32", lambda v: min(x & 0xFFFFFFFF for x in v)),
+        ("max.u32", lambda v: max(x & 0xFFFFFFFF for x in v)),
+        ("and.b32", lambda v: functools.reduce(operator.and_, v)),
+        ("or.b32", lambda v: functools.reduce(operator.or_, v)),
+        ("xor.b32", lambda v: functools.reduce(operator.xor, v)),
+    ],
+)
+def test_warp_reductions_of_every_kind(operation, function, mask):
+    # with masks: lanes 0-15 and 16-31 reduce apart
+    body = (
+        "sub.s32 %r5, %r0, 13;\nmul.lo.s32 %r5, %r5, 100000007;\nmov.u32 %r20, 0xFFFF;\n"
+        "setp.lt.u32 %p0, %r0, 16;\n@!%p0 mov.u32 %r20, 0xFFFF0000;\n"
+        f"redux.sync.{operation} %r6, %r5, {mask};\nadd.s32 %r6, %r6, 1;\n" + store_result("%r6", "u32", 4)
+    )
+
+    (out,), _ = run(kernel_text(body), np.zeros(32, np.uint32))
+
+    values = [((t - 13) * 100000007 + 2**31) % 2**32 - 2**31 for t in range(32)]
+    for lane in range(32):
+        part = values if mask == "-1" else values[:16] if lane < 16 else values[16:]
+        assert int(out[lane]) == (function(part) + 1) & 0xFFFFFFFF
 
 
 def test_block_reduction_through_shared_memory():

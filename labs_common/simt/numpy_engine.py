@@ -677,11 +677,14 @@ class Batch:
         """function.reduce over the lanes of each mask, given to each of them."""
         values = np.ascontiguousarray(np.broadcast_to(values, lanes.n))
         if mask.size == 1:
-            return np.repeat(function.reduceat(values, lanes.starts), np.diff(np.r_[lanes.starts, lanes.n]))
+            return np.repeat(
+                function.reduceat(values, lanes.starts, dtype=values.dtype),
+                np.diff(np.r_[lanes.starts, lanes.n]),
+            )
         group = self._by_mask(lanes, mask)
         order = np.argsort(group, kind="stable")
         starts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0])
-        return function.reduceat(values[order], starts)[group]
+        return function.reduceat(values[order], starts, dtype=values.dtype)[group]
 
     def _ballot(self, lanes: Lanes, mask: np.ndarray, truth: np.ndarray) -> np.ndarray:
         bits = np.where(np.broadcast_to(truth, lanes.n), np.uint32(1) << lanes.lane, np.uint32(0))
