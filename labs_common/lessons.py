@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
 from labs_common.check import Report
 from labs_common.engines import Engine
+from labs_common.explain import explain
 from labs_common.gpus import display_name
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
@@ -19,6 +21,7 @@ from labs_common.record import PROBLEMS, RECORDED
 from labs_common.source import KERNELS, Source
 from labs_common.stages import STAGES, Stage, find_stage
 
+LINE = 92  # characters that fit beside a notebook's margin
 FITS_IN_CACHE = 200_000_000  # bytes; the largest L2 caches hold about 130 MB
 OWN_KERNELS = KERNELS / "mine"
 
@@ -65,7 +68,7 @@ def tell(report: Report) -> None:
 
     from labs_common.runner import print_report
 
-    print_report(report, Console(width=110, force_jupyter=False, color_system=None, highlight=False))
+    print_report(report, Console(width=LINE, force_jupyter=False, color_system=None, highlight=False))
 
 
 def count(stages: Sequence[str], problem: Problem, engine: Engine) -> Metrics:
@@ -117,9 +120,27 @@ def time_table(frame: Metrics) -> pd.DataFrame:
     )
 
 
-def recorded_metrics(folder: Path = RECORDED) -> Metrics:
-    """Everything that was recorded on other machines; an empty table where nothing is."""
-    return metrics_table.concat(metrics_table.load_csv(path) for path in sorted(folder.rglob("*.csv")))
+def recorded_profiles(stages: Sequence[str], problem: str = "seed", folder: Path = RECORDED) -> Metrics:
+    """What Nsight Compute recorded of stages on one problem, of every GPU; empty where there is nothing."""
+    paths = [path for stage in stages for path in sorted(folder.glob(f"*/{stage}/{problem}.csv"))]
+    return metrics_table.concat(metrics_table.load_csv(path) for path in paths)
+
+
+def recorded_times(folder: Path = RECORDED) -> Metrics:
+    """Times of whole stages by events, and read ceilings, of every recorded GPU."""
+    return metrics_table.concat(
+        metrics_table.load_csv(path) for path in sorted(folder.glob("*/events/*.csv"))
+    )
+
+
+def explain_stage(stage: Stage, frame: Metrics) -> None:
+    """Print what limits a stage and what changed since the one before, a paragraph per GPU."""
+    if frame.empty:
+        print("no profile of this stage is recorded")
+        return
+    for explanation in explain(up_to(stage, frame)):
+        if explanation.stage == stage.id:
+            print(textwrap.fill(str(explanation), LINE), end="\n\n")
 
 
 def read_shares(stage: Stage, frame: Metrics) -> list[str]:

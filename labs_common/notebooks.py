@@ -51,8 +51,14 @@ _PASSING_METADATA = ("execution", "ExecuteTime", "collapsed", "scrolled", "trust
 
 _NEVER_EQUAL = itertools.count()
 
-# nbconvert's own template leaves out the alt text of pictures.
+# nbconvert's own template leaves out the alt text of pictures, and sets code in an output in the text's font.
 _TEMPLATE = """{% extends 'lab/index.html.j2' %}
+{% block html_head_css %}
+{{ super() }}
+<style>
+.jp-OutputArea-output .highlight pre { font-family: var(--jp-code-font-family); line-height: 1.3; }
+</style>
+{% endblock html_head_css %}
 {% block data_png scoped %}
 <div class="jp-RenderedImage jp-OutputArea-output">
 <img src="data:image/png;base64,{{ output.data['image/png'] }}"
