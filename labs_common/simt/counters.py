@@ -7,13 +7,12 @@ depends on addresses and branch conditions is counted while running.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from .ops import operation
-from .parse import TYPE_BYTES, Location
+from .parse import Location
 from .program import Program
 
 # our name -> Nsight Compute's metric. All are sums over the launch.
@@ -211,29 +210,3 @@ class Counters:
 def _lines_only(location: Location) -> Location:
     """A location without columns, so that all instructions of a line meet."""
     return tuple(type(f)(f.file, f.line, 0, f.function) for f in location)
-
-
-def bytes_of_access(program: Program, instruction: int) -> int:
-    """Bytes that one lane of a memory instruction moves."""
-    access = program.access[instruction]
-    return TYPE_BYTES[access.type] * access.count
-
-
-def add(parts: Iterable[Counters]) -> Counters:
-    """The sum of counts of disjoint blocks of a launch; distinct sectors do not add up and are left out."""
-    parts = list(parts)
-    total = Counters(parts[0].program, parts[0].blocks_total)
-    for part in parts:
-        total.blocks_run += part.blocks_run
-        for name in (
-            "block_warps",
-            "block_lanes",
-            "global_requests",
-            "sectors",
-            "shared_requests",
-            "wavefronts",
-            "local_requests",
-            "divergent",
-        ):
-            getattr(total, name)[:] += getattr(part, name)
-    return total

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import Dim3, Finding, LaunchError
-from .memory import WINDOW, AddressSpace
+from .memory import AddressSpace
 from .parse import Module, Variable
 from .program import Program
 
@@ -169,8 +169,3 @@ def load_variables(module: Module, space: AddressSpace, names: dict[str, Variabl
             value = struct.pack("<Q", (addresses[target] + addend) & (2**64 - 1))
             hosts[name][offset : offset + 8] = np.frombuffer(value, np.uint8)
     return addresses
-
-
-def param_address(program: Program, name: str) -> int:
-    """The generic address of a kernel parameter."""
-    return WINDOW["param"] + program.param_offsets[name]

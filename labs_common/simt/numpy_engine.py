@@ -24,11 +24,12 @@ from .numpy_memory import Memory
 from .ops import operands, operation
 from .parse import Immediate, Register, Special, Symbol, bits_of
 from .printf import format_text
-from .program import Program, writes
+from .program import Program
 from .races import Races
 from .vector_math import DTYPES
 
 LANES = 16384  # of a batch, about: arrays of one register then stay in the cache
+BATCH_BYTES = 1 << 27  # of shared and local memory of a batch, about
 PARKED = 1 << 29
 EXITED = 1 << 30
 OUTPUT_LIMIT = 1 << 20  # characters of printf that are kept
@@ -216,7 +217,7 @@ class Batch:
             self.engine.findings.append(finding)
 
     def special(self, name: str, lanes: Lanes) -> np.ndarray:
-        """A special register of a group of lanes."""
+        """A special register of a group of lanes. Clocks and timers count the instructions run so far."""
         if name.startswith(("clock", "globaltimer", "pm")):
             wide = name in ("clock64", "globaltimer") or name.endswith("_64")
             value = self.executed >> 32 if name.endswith("_hi") else self.executed
@@ -910,7 +911,8 @@ class NumpyEngine:
         started = time.perf_counter()
         launch = self.launch
         chosen = np.arange(launch.block_count) if launch.blocks is None else np.array(launch.blocks, np.int64)
-        size = max(1, LANES // launch.threads)
+        per_block = launch.shared_bytes + launch.program.local_bytes * launch.threads
+        size = max(1, min(LANES // launch.threads, BATCH_BYTES // max(per_block, 1)))
         for allocation in self.space.allocations:
             allocation.forget_touched()
         with np.errstate(all="ignore"):
@@ -997,8 +999,3 @@ def trace_warp(
         active = int(np.bitwise_or.reduce(np.uint32(1) << lane))
         steps.append(Step(i, active, tuple(full)))
     return steps
-
-
-def constant_registers(program: Program) -> set[int]:
-    """The registers that `launch_constants` gives."""
-    return {r.index for i in program.launch_constants for r in writes(program.instructions[i])}
