@@ -322,9 +322,11 @@ class Code:
         scalar = address.lanes == 1 and space in ("global", "const", "shared") and not store
         if space == "param":
             scalar = address.lanes == 1
-            if access.static is not None:
+            if access.static is not None and access.static + span <= self.program.param_bytes:
                 self.parameter(row, access)
                 return
+            if access.static is not None:
+                address = const("i64", WINDOW["param"] + access.static)
         targets, sources = operands(self.instruction)
         data = None
         if store:
@@ -906,8 +908,8 @@ class Code:
         f.begin()
         self.counters = f.field("ptr", "%ctx", CTX["counters"], True).name
 
-    def spend(self, instructions: int, go_on: str) -> None:
-        """Take instructions from the warp's budget and go on, or return STOP or BUDGET."""
+    def spend(self, instructions: int, go_on: str, block: int) -> None:
+        """Take instructions from the warp's budget and go on to block (-1: see the pcs), or return STOP or BUDGET."""
         f = self.f
         place = f.pointer("%warp", at.WARP_CHUNK)
         left = f.bin("sub", f.load("i64", place), const("i64", instructions))
@@ -919,6 +921,8 @@ class Code:
         stop = f.new_label("stop")
         f.cond(f.icmp("eq", code, const("i32", 0)), go_on, stop)
         f.label(stop)
+        f.store(const("i64", block), f.pointer("%ctx", CTX["fault_extra"]))
+        f.store(f.field("i64", "%warp", at.WARP_INDEX), f.pointer("%ctx", CTX["fault_warp"]))
         f.ret(code)
 
 
@@ -1143,7 +1147,7 @@ class Uniform(Code):
             self.f.br(self.labels[target])
             return
         blocks = self.program.blocks[target : source + 1]
-        self.spend(max(1, sum(b.stop - b.start for b in blocks)), self.labels[target])
+        self.spend(max(1, sum(b.stop - b.start for b in blocks)), self.labels[target], target)
 
     def indexed(self, block: Block) -> None:
         f, n = self.f, block.index
@@ -1283,7 +1287,7 @@ class Masked(Code):
         f.label(self.fault_label)
         f.ret(const("i32", at.FAULT))
         f.label(schedule)
-        self.spend(0, look)
+        self.spend(0, look, -1)
         f.label(look)
         alive = f.field("i32", "%warp", at.WARP_ALIVE)
         pcs = f.select(

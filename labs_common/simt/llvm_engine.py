@@ -250,10 +250,15 @@ class Worker:
 
     def over_budget(self) -> BudgetError:
         """The budget's error, at the place that the warp is at."""
-        launch = self.run.launch
+        program, budget = self.run.launch.program, self.run.launch.budget
+        place, warp = self.field("fault_extra"), self.field("fault_warp")
+        if place < 0:
+            place = int(self.words(warp, at.WARP_PCS, 32).min() & (at.WAIT - 1)) >> 1
+        instruction = program.instructions[min(program.blocks[place].start, len(program.instructions) - 1)]
+        file, line = instruction.source or ("", 0)
         return BudgetError(
-            f"{launch.program.entry}: a thread of block {launch.block_index(self.field('block'))} executed more "
-            f"than {launch.budget} instructions; is this loop endless?"
+            f"{program.entry}: a thread executed more than {budget} instructions and is at "
+            f"{file or 'PTX line'}:{line or instruction.line}; is this loop endless?"
         )
 
     # ---- calls from the kernel
@@ -328,6 +333,7 @@ class Run:
 
     def __init__(self, launch: Launch, space: AddressSpace, addresses: dict[str, int], workers: int):
         self.launch, self.space = launch, space
+        _check_parameters(launch)
         self.compiled = compiled(launch.program)
         self.allocations = [a for a in space.allocations if a.size]
         self.params = np.frombuffer(launch.params.ljust(8, b"\0"), np.uint8).copy()
@@ -446,6 +452,17 @@ class Run:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_parameters(launch: Launch) -> None:
+    """Constant parameter loads stay within the parameters. Raises Fault."""
+    program = launch.program
+    for i in program.launch_constants:
+        access = program.access.get(i)
+        if access is not None and access.static + access.width * access.count > len(launch.params):
+            raise Fault(Finding("memcheck", f"Invalid __param__ read of size {access.width} bytes",
+                                *(program.instructions[i].source or ("", 0)), None, None, access.static,
+                                "beyond the kernel's parameters"))  # fmt: skip
 
 
 def _needs_order(program: Program) -> bool:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .errors import LaunchError, PtxError, UnsupportedError
+from .memory import WINDOW
 from .parse import (
     TYPE_BYTES,
     Address,
@@ -121,9 +122,10 @@ class Program:
     access: dict[int, Access] = field(default_factory=dict)
 
     def address_of(self, symbol: Symbol, module_addresses: dict[str, int]) -> int:
-        """The address a Symbol stands for, in its own space (shared, local) or virtual (global, const)."""
+        """The address a Symbol stands for: in its own space (shared, local), else generic."""
         if symbol.name in self.symbols:
-            return self.symbols[symbol.name][1] + symbol.offset
+            space, offset = self.symbols[symbol.name]
+            return offset + symbol.offset + (WINDOW["param"] if space == "param" else 0)
         return module_addresses[symbol.name] + symbol.offset
 
     def space_of(self, symbol: Symbol) -> str:
