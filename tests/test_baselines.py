@@ -34,7 +34,7 @@ def test_half_precision_rounds_scores_and_weights():
 
 
 def test_bytes_and_crossings_of_one_sequence():
-    """By hand: 40 tokens lie on 3 pages of 16, so that 48 are gathered; 2 kv heads, 64 dimensions, 4 bytes."""
+    """By hand: 40 tokens lie on 3 pages of 16: 48 are gathered, with 2 heads, 64 dimensions, 4 bytes."""
     problem = Problem(8, 2, 64, 16, (40,))
     inputs = make_inputs(problem)
 
@@ -60,7 +60,7 @@ def test_crossings_grow_with_the_batch_and_empty_sequences_cost_nothing():
 
 
 def test_the_second_documents_problem_materialises_its_cache_twice():
-    """200 MB of keys and of values: gathered, then turned; six times more where each query head has its own."""
+    """Keys and values are gathered, then turned; and six copies more where each query head has its own."""
     problem = PRESETS["long"].replace(context_lengths=(1024,))
     inputs = make_inputs(problem)
 
