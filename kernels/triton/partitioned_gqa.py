@@ -1,6 +1,6 @@
 """Stage 05 in Triton: the same partitions, the same compound partial, the same combine in both merges.
 
-A program takes the place of a block. What 05 says lane by lane (who copies, who adds up) is Triton's to choose;
+A program takes the place of a block. What 05 says lane by lane (who copies, who adds) is Triton's to choose;
 what stays is which tokens and heads a program owns, and the merge. The layout is NHD.
 """
 
