@@ -17,11 +17,11 @@ from labs_common.gpus import display_name
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
 from labs_common.problem import PRESETS, Problem
-from labs_common.record import PROBLEMS, RECORDED
+from labs_common.recorded import PROBLEMS, RECORDED, recorded_metrics
 from labs_common.source import KERNELS, Source
 from labs_common.stages import STAGES, Stage, find_stage
 
-LINE = 92  # characters that fit beside a notebook's margin
+LINE = 100  # characters that fit beside a notebook's margin
 FITS_IN_CACHE = 200_000_000  # bytes; the largest L2 caches hold about 130 MB
 OWN_KERNELS = KERNELS / "mine"
 
@@ -122,15 +122,12 @@ def time_table(frame: Metrics) -> pd.DataFrame:
 
 def recorded_profiles(stages: Sequence[str], problem: str = "seed", folder: Path = RECORDED) -> Metrics:
     """What Nsight Compute recorded of stages on one problem, of every GPU; empty where there is nothing."""
-    paths = [path for stage in stages for path in sorted(folder.glob(f"*/{stage}/{problem}.csv"))]
-    return metrics_table.concat(metrics_table.load_csv(path) for path in paths)
+    return recorded_metrics(folder, tool="ncu", stage=list(stages), problem=problem)
 
 
 def recorded_times(folder: Path = RECORDED) -> Metrics:
     """Times of whole stages by events, and read ceilings, of every recorded GPU."""
-    return metrics_table.concat(
-        metrics_table.load_csv(path) for path in sorted(folder.glob("*/events/*.csv"))
-    )
+    return recorded_metrics(folder, tool="events")
 
 
 def explain_stage(stage: Stage, frame: Metrics) -> None:

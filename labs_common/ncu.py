@@ -53,16 +53,17 @@ PERMISSION = (
     "Until then there are event times and recorded profiles"
 )
 
-# What a recorded profile keeps: every named metric, the launch, the stalls, and figures by line.
+# What the table of a recorded profile keeps: every named metric, the stalls, and figures by line.
 COMPACT = (
     *(name.metric for name in NAMES),
     *LINE_METRICS,
+    "launch__shared_mem_per_block_allocated",
     *(
         f"smsp__sass_thread_inst_executed_op_{op}_pred_on.sum.per_cycle_elapsed"
         for op in ("ffma", "fmul", "fadd")
     ),
 )
-COMPACT_PREFIXES = ("launch__", "smsp__average_warps_issue_stalled_", *LINE_PREFIXES)
+COMPACT_PREFIXES = LINE_PREFIXES
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,6 @@
-"""Recorded profiles: a set of Nsight Compute reports of this machine's GPU, for those who have none.
+"""``palab record``: a set of Nsight Compute reports of this machine's GPU, for those who have none.
 
-A set is a folder ``data/recorded/<gpu>/`` that holds, for every stage and problem,
-``<stage>/<problem>.ncu-rep.xz`` (the report) and ``<stage>/<problem>.csv`` (its Metrics), and
-``provenance.json``: GPU, driver, toolkit, command, date, the
-problems in full and a hash of each kernel's source.
+What a set holds is said in `labs_common.recorded`, which reads it.
 """
 
 from __future__ import annotations
@@ -16,23 +13,14 @@ from pathlib import Path
 
 from labs_common import metrics as metrics_table
 from labs_common.gpus import gpu_id
-from labs_common.problem import PRESETS, Problem
+from labs_common.ncu import compact, read_profile
+from labs_common.problem import Problem
 from labs_common.profile import capture
-from labs_common.provenance import gpu_provenance, write_provenance
+from labs_common.provenance import gpu_provenance, kernel_hash, read_provenance, write_provenance
+from labs_common.recorded import PROBLEMS, RECORDED, REPORT_SUFFIX
 from labs_common.stages import Stage
 
-# What a set holds: the presets in fp32, and two shapes small enough for a test to simulate whole.
-PROBLEMS: dict[str, Problem] = {
-    problem.name: problem
-    for problem in (
-        PRESETS["ragged"],
-        Problem(12, 4, 64, 32, (700,) * 8, name="grouped"),
-        Problem(32, 8, 128, 16, (1024,) * 16, name="uniform"),
-        PRESETS["seed"],
-        PRESETS["long"].replace(dtype="float32", name="long-float32"),
-    )
-}
-RECORDED = Path(__file__).resolve().parent.parent / "data" / "recorded"
+__all__ = ["PROBLEMS", "RECORDED", "record", "tabulate"]
 
 
 def record(
@@ -43,7 +31,7 @@ def record(
     options: Mapping[str, Mapping[str, int]] | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
-    """Profile every stage on every problem that it takes, and write the set.
+    """Profile every stage on every problem that it takes, and write the set; a set that is there is added to.
 
     Args:
         stages, problems: what to profile.
@@ -60,31 +48,44 @@ def record(
     """
     provenance = gpu_provenance(command)
     target = folder / gpu_id(str(provenance["gpu"]))
-    provenance["problems"] = {problem.name: _described(problem) for problem in problems}
-    provenance["options"] = {stage: dict(chosen) for stage, chosen in (options or {}).items()}
+    before = read_provenance(target)
+    provenance["problems"] = before.get("problems", {}) | {p.name: _described(p) for p in problems}
+    provenance["options"] = before.get("options", {}) | {s: dict(o) for s, o in (options or {}).items()}
+    hashes = provenance["kernels_ptx_sha256"] = before.get("kernels_ptx_sha256", {})
     for stage in stages:
         for problem in problems:
             if stage.supports(problem) is not None:
                 continue
             on_progress(f"{stage.id} {problem.name}")
+            hashes.setdefault(stage.id, {})[problem.name] = kernel_hash(
+                stage, problem, str(provenance["compute_capability"]), (options or {}).get(stage.id)
+            )
             place = target / stage.id
             place.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory() as scratch:
                 report = Path(scratch) / f"{problem.name}.ncu-rep"
                 capture(stage, problem, report, (options or {}).get(stage.id), on_progress)
                 packed = lzma.compress(report.read_bytes(), preset=6)
-            (place / f"{problem.name}.ncu-rep.xz").write_bytes(packed)
-    write_provenance(target, provenance)
+            (place / f"{problem.name}{REPORT_SUFFIX}").write_bytes(packed)
+            write_provenance(target, provenance)
+    tabulate(target)
     return target
 
 
 def tabulate(target: Path) -> None:
-    """Read every report of a set into its CSV: the figures of each kernel and of each source line."""
-    from labs_common.ncu import read_profile
-
-    for report in sorted(target.glob("*/*.ncu-rep.xz")):
-        problem = report.name.removesuffix(".ncu-rep.xz")
-        table = read_profile(report, source="recorded", stage=report.parent.name, problem=problem)
+    """Read every report of a set into the CSV of its kernels' figures."""
+    for report in sorted(target.glob(f"*/*{REPORT_SUFFIX}")):
+        problem = report.name.removesuffix(REPORT_SUFFIX)
+        table = read_profile(
+            report,
+            source="recorded",
+            gpu=target.name,
+            stage=report.parent.name,
+            problem=problem,
+            only=compact(),
+            lines=False,
+        )
+        table = table[~table["metric"].str.endswith("_not_issued")].reset_index(drop=True)
         metrics_table.save_csv(table, report.with_name(f"{problem}.csv"))
 
 

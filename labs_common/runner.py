@@ -22,7 +22,7 @@ from labs_common.gpus import gpu_id
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
 from labs_common.problem import Problem
-from labs_common.provenance import gpu_provenance, write_provenance
+from labs_common.provenance import gpu_provenance, kernel_hash, read_provenance, write_provenance
 from labs_common.reference import reference
 from labs_common.simt.errors import SimulationError
 from labs_common.stages import Stage
@@ -218,7 +218,7 @@ def save_figures(
     folder: Path,
     command: str,
 ) -> None:
-    """Write ``<problem>.csv`` (and on a GPU ``provenance.json``) into a folder."""
+    """Write ``<problem>.csv`` into a folder, and on a GPU the problem's entry of ``provenance.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     stages = [row.stage for row in rows if row.outcome is not None]
     if benchmark is None:
@@ -228,7 +228,12 @@ def save_figures(
     metrics_table.save_csv(metrics_table.concat(tables), folder / f"{problem.name}.csv")
     if benchmark is not None:
         errors = {row.stage.id: row.verdict.max_error for row in rows if row.outcome is not None}
-        write_provenance(folder, {**gpu_provenance(command), "problem": str(problem), "max_error": errors})
+        entry = gpu_provenance(command)
+        entry["problem"], entry["max_error"] = str(problem), errors
+        entry["kernels_ptx_sha256"] = {
+            stage.id: kernel_hash(stage, problem, str(entry["compute_capability"])) for stage in stages
+        }
+        write_provenance(folder, read_provenance(folder) | {problem.name: entry})
 
 
 def print_report(report: Report, console: Console) -> None:
