@@ -1,0 +1,114 @@
+"""What the notebooks call; expected figures are worked out by hand."""
+
+import pytest
+
+from labs_common import lessons, metrics
+from labs_common import metric_names as names
+from labs_common.problem import PRESETS
+from labs_common.reported import reported_metrics
+from labs_common.stages import STAGES, find_stage
+
+
+def events(stage: str, nanoseconds: float, ceiling: float | None, problem: str = "seed", gpu: str = "h200"):
+    common = {"source": "recorded", "tool": "events", "gpu": gpu, "problem": problem}
+    rows = [
+        {**common, "stage": stage, "kernel": metrics.ALL_KERNELS, "metric": names.TIME}
+        | {"value": nanoseconds, "unit": "nsecond"}
+    ]
+    if ceiling is not None:
+        rows.append({**common, "metric": names.PEAK_BANDWIDTH, "value": ceiling, "unit": "byte/second"})
+    return metrics.build(rows)
+
+
+def test_a_read_share_is_bytes_over_time_over_the_ceiling():
+    # Keys and values: 2 x 64 x 2400 x 8 x 128 x 4 bytes; query and output: 2 x 64 x 32 x 128 x 4;
+    # 150 table entries a sequence and its length: 64 x 151 x 4. In 1 ms, against twice that in a second.
+    least = 1_258_291_200 + 2_097_152 + 38_656
+    assert PRESETS["seed"].minimum_bytes == least
+    stage = find_stage("03")
+
+    (sentence,) = lessons.read_shares(stage, events(stage.id, 1e6, 2000 * least))
+
+    assert sentence == (
+        "03_gqa_reuse on H200, problem seed: 1.00 ms, 1,260 GB/s, 50 % of what a plain read reaches"
+    )
+
+
+def test_a_read_share_needs_a_ceiling_of_the_same_run_and_a_problem_larger_than_the_cache():
+    stage = find_stage("03")
+    other = events("02_vectorized", 1e6, 4e12, gpu="rtx_4090")
+
+    assert lessons.read_shares(stage, metrics.concat([events(stage.id, 1e6, None), other])) == []
+    assert lessons.read_shares(stage, events(stage.id, 1e6, 4e12, problem="tiny")) == []
+    assert lessons.read_shares(stage, metrics.empty()) == []
+
+
+def test_the_time_table_divides_by_the_stage_before():
+    table = lessons.time_table(lessons.up_to(find_stage("03"), reported_metrics()))
+
+    assert list(table["time"]) == ["119.98 ms", "7.50 ms", "4.95 ms", "3.35 ms"]
+    assert list(table["times faster"]) == ["", "16.00", "1.52", "1.48"]
+    assert list(table["DRAM-active cycles"]) == [
+        "39.7 million",
+        "39.2 million",
+        metrics.ABSENT,
+        "39.2 million",
+    ]
+
+
+def test_a_stages_kernels_are_added_up_in_its_time():
+    table = lessons.time_table(metrics.select(reported_metrics(), stage="04_split_kv"))
+
+    assert list(table["time"]) == ["3.94 ms"]  # 3.92 and 0.02256
+
+
+def test_counts_are_those_of_the_kernel(simulator):
+    problem = PRESETS["tiny"].replace(context_lengths=(8,))
+    table = lessons.counts_table(lessons.count(["01_cooperative"], problem, simulator))["01_cooperative"]
+
+    # head_dim 64: two warps, four query heads, eight tokens. A barrier instruction per warp, twice a token.
+    assert table["block barriers"] == f"{2 * 2 * 4 * 8}"
+    assert table["shuffles"] == f"{5 * 2 * 4 * 8}"
+    assert table["shared memory stores"] == f"{2 * 4 * 8}"
+
+
+def test_a_figure_that_was_not_counted_says_so():
+    table = lessons.counts_table(reported_metrics())
+
+    assert set(table.loc["shuffles"]) == {metrics.ABSENT}
+    assert set(table.loc["sectors per request"]) == {metrics.ABSENT}
+
+
+def test_until_is_the_stage_and_those_before_it():
+    assert lessons.until(find_stage("02")) == ["00_baseline", "01_cooperative", "02_vectorized"]
+    assert lessons.until(STAGES[-1]) == [stage.id for stage in STAGES]
+
+
+def test_your_own_kernel_is_taken_once_it_is_there(tmp_path):
+    stage = find_stage("02")
+    assert lessons.own_source(stage, tmp_path).text == stage.source().text
+
+    (tmp_path / "02_vectorized.cu").write_text("// mine", encoding="utf-8")
+
+    assert lessons.own_source(stage, tmp_path).text == "// mine"
+    assert lessons.own_source(find_stage("01"), tmp_path).text == find_stage("01").source().text
+
+
+def test_explaining_is_per_gpu_and_says_when_nothing_is_recorded(capsys):
+    stage = find_stage("03")
+
+    lessons.explain_stage(stage, reported_metrics())
+    told = capsys.readouterr().out
+    assert "DRAM-bound" in told.replace("-\n", "-") and "02_vectorized (" not in told
+    assert max(map(len, told.splitlines())) <= lessons.LINE
+
+    lessons.explain_stage(stage, metrics.empty())
+    assert "no profile" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stage", STAGES[:5], ids=lambda stage: stage.id)
+def test_recorded_profiles_of_the_first_stages_are_there(stage):
+    frame = lessons.recorded_profiles(lessons.until(stage))
+
+    assert set(frame["stage"]) == set(lessons.until(stage))
+    assert set(frame["source"]) == {"recorded"} and set(frame["problem"]) == {"seed"}
