@@ -35,9 +35,13 @@ $(READY): pyproject.toml labs_common/setup_env.py
 setup:
 	@$(PYTHON) -I labs_common/setup_env.py $(EXTRA)
 
+# The notebooks are executed also where a stage is wrong; after Ctrl-C they are not.
 run: $(READY)
-	$(VENV_PYTHON) -m labs_common run $(ARGS)
-	$(VENV_PYTHON) -m labs_common.notebooks --out out
+	@status=0; \
+	$(VENV_PYTHON) -m labs_common run --save out/counts $(ARGS) || status=$$?; \
+	[ $$status -ne 130 ] || exit 130; \
+	$(VENV_PYTHON) -m labs_common.notebooks --out out || status=$$?; \
+	exit $$status
 
 test: $(READY)
 	$(VENV_PYTHON) -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal $(ARGS)
