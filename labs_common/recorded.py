@@ -1,13 +1,13 @@
-"""Recorded profiles and times of other machines' GPUs: what is there, and whether it is still of these kernels.
+"""Recorded profiles and times of other machines' GPUs: reading them, and whether they are of today's kernels.
 
 A GPU's folder ``data/recorded/<gpu>/`` holds, for every stage and problem,
 
 - ``<stage>/<problem>.ncu-rep.xz``: Nsight Compute's report, with everything that it measured;
-- ``<stage>/<problem>.csv``: the figures of each kernel that `ncu.compact` names, as Metrics. Figures of source
-  lines are read from the report (`recorded_lines`);
+- ``<stage>/<problem>.csv``: the figures of each kernel that `ncu.compact` names, as Metrics. Figures of
+  source lines are read from the report (`recorded_lines`);
 - ``events/<problem>.csv``: times of whole calls by events, and the read ceiling of the same run;
-- ``provenance.json`` in the GPU's folder and in ``events/``: GPU, driver, toolkit, command, date, the problems
-  in full, and under ``kernels_ptx_sha256`` a hash of each stage's PTX (`provenance.ptx_hash`).
+- ``provenance.json`` in the GPU's folder and in ``events/``: GPU, driver, toolkit, command, date, problems in
+  full, and under ``kernels_ptx_sha256`` a hash of each stage's PTX (`provenance.ptx_hash`).
 
 ``palab record`` writes such a set (`labs_common.record`).
 """

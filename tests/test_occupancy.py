@@ -1,21 +1,22 @@
 """Occupancy by formula against NVIDIA's cuda_occupancy.h, the document's figures and Nsight Compute's."""
 
-import importlib.util
 import random
-import shutil
-import subprocess
-from pathlib import Path
+import re
 
+import numpy as np
 import pytest
 
 from labs_common import metric_names as names
 from labs_common import metrics
+from labs_common.compiler import include_folders
+from labs_common.engines import SimulatorEngine
 from labs_common.gpus import CAPABILITIES, GPUS, KIB, capability, display_name, find_gpu, gpu_id
-from labs_common.occupancy import occupancy, occupancy_metrics, occupancy_of
+from labs_common.occupancy import launch_of, occupancy, occupancy_metrics, occupancy_of
+from labs_common.recorded import recorded_metrics
 from labs_common.reported import reported_metrics
+from labs_common.source import Source
 
 SEED = GPUS["document_36sm"]
-RECORDED = Path(__file__).parent.parent / "data" / "recorded"
 
 
 @pytest.mark.parametrize(
@@ -73,47 +74,53 @@ def test_a_smaller_shared_configuration_limits_as_nsight_compute_prints():
     assert found.limiters == ("shared memory", "blocks")
 
 
-DRIVER = r"""
-#include <cstdio>
-#include <cuda_occupancy.h>
-int main() {
-  long a[12];
-  auto next = [&a] { for (long &x : a) if (std::scanf("%ld", &x) != 1) return false; return true; };
-  while (next()) {
-    cudaOccDeviceProp p;
-    p.computeMajor = a[0]; p.computeMinor = a[1]; p.maxThreadsPerBlock = 1024;
-    p.maxThreadsPerMultiprocessor = a[2]; p.regsPerBlock = 65536; p.regsPerMultiprocessor = 65536;
-    p.warpSize = 32; p.sharedMemPerBlock = 49152; p.sharedMemPerMultiprocessor = a[3];
-    p.sharedMemPerBlockOptin = a[4]; p.reservedSharedMemPerBlock = a[5]; p.numSms = 1;
-    cudaOccFuncAttributes f;
-    f.maxThreadsPerBlock = 1024; f.numRegs = a[6]; f.sharedSizeBytes = a[7];
-    f.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN; f.maxDynamicSharedSizeBytes = a[8];
-    f.numBlockBarriers = 1; f.partitionedGCConfig = PARTITIONED_GC_OFF;
-    cudaOccDeviceState s;
-    s.carveoutConfig = a[10];
-    cudaOccResult r;
-    int status = cudaOccMaxActiveBlocksPerMultiprocessor(&r, &p, &f, &s, (int)a[9], (size_t)a[8]);
-    std::printf("%d %d %d %d %d %d %u\n", status, r.activeBlocksPerMultiprocessor, r.blockLimitRegs,
-                r.blockLimitSharedMem, r.blockLimitWarps, r.blockLimitBlocks, r.limitingFactors);
-  }
+CALCULATOR = r"""
+extern "C" __global__ void calculate(const int *cases, int *answers, int count) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const int *a = cases + 11 * i;
+  cudaOccDeviceProp p;
+  p.computeMajor = a[0]; p.computeMinor = a[1]; p.maxThreadsPerBlock = 1024;
+  p.maxThreadsPerMultiprocessor = a[2]; p.regsPerBlock = 65536; p.regsPerMultiprocessor = 65536;
+  p.warpSize = 32; p.sharedMemPerBlock = 49152; p.sharedMemPerMultiprocessor = a[3];
+  p.sharedMemPerBlockOptin = a[4]; p.reservedSharedMemPerBlock = a[5]; p.numSms = 1;
+  cudaOccFuncAttributes f;
+  f.maxThreadsPerBlock = 1024; f.numRegs = a[6]; f.sharedSizeBytes = a[7];
+  f.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN; f.maxDynamicSharedSizeBytes = a[8];
+  f.numBlockBarriers = 1; f.partitionedGCConfig = PARTITIONED_GC_OFF;
+  cudaOccDeviceState s;
+  s.carveoutConfig = a[10];
+  cudaOccResult r;
+  int *to = answers + 7 * i;
+  to[0] = cudaOccMaxActiveBlocksPerMultiprocessor(&r, &p, &f, &s, a[9], a[8]);
+  to[1] = r.activeBlocksPerMultiprocessor; to[2] = r.blockLimitRegs; to[3] = r.blockLimitSharedMem;
+  to[4] = r.blockLimitWarps; to[5] = r.blockLimitBlocks; to[6] = r.limitingFactors;
 }
 """
 
 
 @pytest.fixture(scope="module")
-def nvidia_calculator(tmp_path_factory):
-    """NVIDIA's calculator as a program: configurations on stdin, limits on stdout."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    spec = importlib.util.find_spec("nvidia")
-    roots = list(spec.submodule_search_locations) if spec else []
-    headers = [h for root in roots for h in Path(root).glob("**/cuda_occupancy.h")]
-    if compiler is None or not headers:
-        pytest.skip("needs a C++ compiler and the cuda_occupancy.h of nvidia-cuda-runtime")
-    folder = tmp_path_factory.mktemp("occupancy")
-    (folder / "driver.cpp").write_text(DRIVER)
-    command = [compiler, "-w", "-O1", f"-I{headers[0].parent}", "driver.cpp", "-o", "driver"]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
-    return folder / "driver"
+def nvidia_calculator():
+    """NVIDIA's calculator: configurations in, limits out.
+
+    Its header has functions for host and device. They are run as a kernel in the simulator, so that no C++
+    compiler is needed.
+    """
+    header = next(h for folder in include_folders() if (h := folder / "cuda_occupancy.h").exists())
+    # NVRTC has no C headers; of these three the calculator needs two limits only.
+    text = re.sub(r"#include <(stddef|limits|string)\.h>", "", header.read_text(encoding="utf-8"))
+    limits = "#define INT_MAX 2147483647\n#define UINT_MAX 4294967295u\n"
+    engine = SimulatorEngine(core="numpy")
+    kernel = engine.module(Source("calculator.cu", limits + text + CALCULATOR)).get_function("calculate")
+
+    def calculate(cases):
+        xp = engine.xp
+        answers = xp.full((len(cases), 7), -1, np.int32)
+        blocks = -(-len(cases) // 128)
+        kernel((blocks, 1, 1), (128, 1, 1), (xp.asarray(cases), answers, np.int32(len(cases))))
+        return xp.asnumpy(answers).tolist()
+
+    return calculate
 
 
 @pytest.mark.parametrize("version", CAPABILITIES)
@@ -127,20 +134,15 @@ def test_nvidias_calculator_agrees(nvidia_calculator, version):
         dynamic = draw.choice([0, 0, draw.randint(0, most), draw.randint(0, min(most, 4 * KIB)), most])
         config = draw.choice([None, *c.shared_sizes])
         cases.append((block, draw.randint(0, 255), dynamic, static, config))
-    lines = []
+    rows = []
     for block, registers, dynamic, static, config in cases:
         # The smallest whole percentage that NVIDIA rounds up to this configuration.
         carveout = -1 if config is None else -(-100 * config // c.shared_sizes[-1])
         if config is not None and carveout * c.shared_sizes[-1] // 100 > config:
             carveout -= 1
-        lines.append(
-            f"{c.major} {c.minor} {c.warps * 32} {c.shared_sizes[-1]} {c.shared_per_block} {c.shared_driver} "
-            f"{registers} {static} {dynamic} {block} {carveout} 0"
-        )
-    run = subprocess.run(
-        [nvidia_calculator], input="\n".join(lines), text=True, capture_output=True, check=True, timeout=60
-    )
-    answers = [tuple(map(int, line.split())) for line in run.stdout.splitlines()]
+        limits = (c.major, c.minor, c.warps * 32, c.shared_sizes[-1], c.shared_per_block, c.shared_driver)
+        rows.append((*limits, registers, static, dynamic, block, carveout))
+    answers = nvidia_calculator(np.array(rows, np.int32))
     assert len(answers) == len(cases)
     seen = set()
     for case, (status, blocks, by_registers, by_shared, by_warps, by_blocks, factors) in zip(
@@ -187,18 +189,31 @@ def test_impossible_kernels_are_named(change, message):
         occupancy(**{"capability": capability("9.0"), "block_threads": 32, "registers": 32, **change})
 
 
+LIMITS = {
+    "registers": "launch__occupancy_limit_registers",
+    "shared memory": "launch__occupancy_limit_shared_mem",
+    "warps": "launch__occupancy_limit_warps",
+    "blocks": "launch__occupancy_limit_blocks",
+}
+
+
 def test_recorded_profiles_have_the_occupancy_of_the_formula():
-    tables = sorted(RECORDED.glob("*/*/*.csv"))
-    if not tables:
-        assert not list(RECORDED.glob("*/*/*.ncu-rep.xz")), "reports are recorded without their tables"
-    for path in tables:
-        frame = metrics.load_csv(path)
-        for kernel in frame["kernel"].unique():
-            rows = metrics.group_launches(metrics.select(frame, kernel=kernel, line=None))
-            by_formula = occupancy_of(rows)
-            for metric in (names.THEORETICAL_OCCUPANCY, names.WAVES):
-                measured, calculated = metrics.value(rows, metric), metrics.value(by_formula, metric)
-                assert calculated == pytest.approx(measured, rel=1e-3), f"{path} {kernel} {metric}"
+    kernels = 0
+    for key, rows in recorded_metrics(tool="ncu").groupby(["gpu", "stage", "problem", "kernel"]):
+        rows = rows.reset_index(drop=True)
+        by_formula = occupancy_of(rows)
+        for metric in (names.THEORETICAL_OCCUPANCY, names.WAVES):
+            assert metrics.value(by_formula, metric) == pytest.approx(
+                metrics.value(rows, metric), rel=1e-6
+            ), key
+        # Nsight Compute's limit by shared memory is that of the configuration that the driver chose.
+        gpu, launch = launch_of(rows)
+        launch.pop("grid_blocks")
+        config = int(metrics.value(rows, "launch__shared_mem_config_size"))
+        limits = occupancy(gpu.capability, **launch, shared_config=config).limits
+        assert limits == {name: metrics.value(rows, metric) for name, metric in LIMITS.items()}, key
+        kernels += 1
+    assert kernels >= 30  # five problems, five stages, one of them of two kernels
 
 
 @pytest.mark.parametrize(
