@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from labs_common import metrics as metrics_table
 from labs_common.compare import Verdict, compare
 from labs_common.compiler import CompileError
+from labs_common.diagnose import Diagnosis, diagnose_kernel
 from labs_common.engines import Engine, LaunchError
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
@@ -62,6 +63,7 @@ class Report:
         engine: name of the engine.
         results: per problem; empty where the source does not compile.
         error: why nothing could be run, for a person.
+        diagnosis: what is wrong, where something is and it could be told; see ``diagnose``.
     """
 
     stage: str
@@ -69,6 +71,7 @@ class Report:
     engine: str
     results: tuple[Result, ...] = ()
     error: str | None = None
+    diagnosis: Diagnosis | None = None
 
     @property
     def ok(self) -> bool:
@@ -82,7 +85,12 @@ class Report:
 
 
 def check(
-    source: Source, stage: Stage, engine: Engine, problems: Sequence[Problem] = CHECK_PROBLEMS, seed: int = 0
+    source: Source,
+    stage: Stage,
+    engine: Engine,
+    problems: Sequence[Problem] = CHECK_PROBLEMS,
+    seed: int = 0,
+    diagnose: bool = True,
 ) -> Report:
     """Compile somebody's kernel in a stage's place, run it on each problem, and compare.
 
@@ -94,6 +102,7 @@ def check(
         engine: where it runs.
         problems: problems that the stage refuses are left out.
         seed: of the inputs.
+        diagnose: run a kernel that is not right on the probes of ``faults``, and name what is wrong.
     """
     results = []
     for problem in problems:
@@ -103,7 +112,11 @@ def check(
             results.append(_run(source, stage, engine, problem, seed))
         except (CompileError, ValueError) as error:
             return Report(stage.id, source.name, engine.name, tuple(results), str(error))
-    return Report(stage.id, source.name, engine.name, tuple(results))
+    diagnosis = None
+    if diagnose and not all(result.ok for result in results):
+        findings = [finding for result in results for finding in result.findings]
+        diagnosis = diagnose_kernel(source, stage, engine, findings)
+    return Report(stage.id, source.name, engine.name, tuple(results), diagnosis=diagnosis)
 
 
 def _run(source: Source, stage: Stage, engine: Engine, problem: Problem, seed: int) -> Result:

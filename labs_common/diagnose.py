@@ -1,0 +1,394 @@
+"""Names what is wrong with a kernel: what the checks found, a known fault, or where its output is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labs_common.engines import Engine
+from labs_common.faults import (
+    FAULTS,
+    PROBES,
+    RIGHT,
+    WEIGHTS,
+    Case,
+    Fault,
+    Modelled,
+    Probe,
+    fits,
+    probe_models,
+    work_of,
+)
+from labs_common.plans import Device
+from labs_common.problem import Problem
+from labs_common.simt.errors import Fault as EngineFault
+from labs_common.simt.errors import Finding, LaunchError, SimulationError
+from labs_common.source import Source
+from labs_common.stages import Stage
+
+# Where each topic shows in a kernel's text; the first match after the kernel's signature is named.
+_LOOK = {
+    "pages": r"\bvalid\s*=|<\s*context\b|<\s*valid\b|\bcontext\b.*page_size",
+    "heads": r"\bkv_head\s*=|group_size",
+    "scores": r"\bscore\s*\*?=|warp_sum|__shfl",
+    "softmax": r"exp2?f?\s*\(",
+    "merge": r"exp2?f?\s*\(",
+}
+_TABLE = r"physical_page\s*\(|block_tables"
+_LOOK_FAULT = {
+    **dict.fromkeys(
+        (
+            "table_ignored",
+            "table_taken_as_contiguous",
+            "table_of_sequence_0",
+            "first_page_repeated",
+            "pages_reversed",
+        ),
+        _TABLE,
+    ),
+    **dict.fromkeys(("heads_before_slots", "slot_0_repeated"), r"cache_offset\s*\(|key_cache"),
+    **dict.fromkeys(("keys_and_values_swapped", "keys_from_values"), r"(key|value)_cache"),
+    "values_from_keys": r"\bvalues?\b.*_cache|value_cache",
+    "length_of_sequence_0": r"context_lengths",
+    "query_of_group_first": r"query_offset\s*\(",
+    "query_of_sequence_0": r"query_offset\s*\(",
+    "unscaled": r"\bscore\s*\*?=",
+    "scaled_twice": r"\bscore\s*\*?=.*scale|scale",
+    "max_starts_at_zero": r"running_max\s*=|max\s*=",
+    "max_not_kept": r"running_max\s*=\s*new_max|fmaxf\s*\(",
+    "sum_not_rescaled": r"running_sum\s*[+*]?=(?!\s*0)",
+    "accumulator_not_rescaled": r"accumulator(\[\w+\])?\s*[+*]?=(?!\s*(0|zero))",
+    "sum_not_divided": r"/\s*running_sum|1\.0f\s*/",
+    "empty_context": r"/\s*running_sum|1\.0f\s*/",
+    **dict.fromkeys(
+        ("split_rounded_down", "splits_overlap", "split_one_page_short"), r"pages_per_split|last_page"
+    ),
+    "divided_in_the_split": r"partials\.output",
+}
+_IN_FIRST_KERNEL = {
+    "split_rounded_down",
+    "splits_overlap",
+    "split_one_page_short",
+    "divided_in_the_split",
+}
+
+_REMEDIES = {
+    "racecheck": "Two warps use the same word of shared memory with no barrier between them, and one writes. "
+    "A __syncthreads() is missing: after writing what others read, or before overwriting what they still read",
+    "initcheck": "Memory is read that nobody has written",
+    "memcheck": "The kernel leaves its arrays",
+    "synccheck": "Threads that must come together do not: some of them skip a barrier or a warp exchange",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong with a kernel, for a person.
+
+    Attributes:
+        fault: name of a fault in ``faults.FAULTS``, or of the check that found something; None for a wrong
+            output that no known fault gives.
+        topic: part of the computation, one of ``faults.TOPICS``; None where unknown.
+        sentence: all of it in words.
+        problem: name of the problem that batch, head and page belong to; None where there is no output.
+        batch, head: the first wrong sequence and query head; None where unknown.
+        page: first logical page that is read wrongly; None where no page is, or unknown.
+        line: of the kernel's file, where to look; None where unknown.
+    """
+
+    fault: str | None
+    topic: str | None
+    sentence: str
+    problem: str | None = None
+    batch: int | None = None
+    head: int | None = None
+    page: int | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def run_probes(
+    source: Source, stage: Stage, engine: Engine
+) -> tuple[dict[str, np.ndarray], tuple[Finding, ...]]:
+    """Run a kernel on every probe that its stage takes.
+
+    Returns:
+        The outputs by probe, without those of probes it did not finish; and all that the checks found.
+    """
+    outputs: dict[str, np.ndarray] = {}
+    findings: list[Finding] = []
+    for probe in PROBES:
+        if stage.supports(probe.problem, engine.device) is not None:
+            continue
+        plan = probe.plan(stage, engine.device)
+        try:
+            outcome = engine.run(stage, probe.problem, probe.inputs(), source, plan)
+        except EngineFault as error:
+            findings.append(error.finding)
+        except (LaunchError, SimulationError):
+            continue
+        else:
+            outputs[probe.name] = outcome.output
+            findings += outcome.findings
+    return outputs, tuple(findings)
+
+
+def diagnose_kernel(
+    source: Source, stage: Stage, engine: Engine, findings: Sequence[Finding] = ()
+) -> Diagnosis | None:
+    """Run a kernel on the probes and name what is wrong with it.
+
+    Args:
+        source: the kernel.
+        stage: in whose place it runs.
+        engine: where it runs.
+        findings: what the checks have found already; they come first.
+
+    Returns:
+        None where nothing is wrong on any probe.
+    """
+    outputs, more = run_probes(source, stage, engine)
+    found = diagnose(outputs, stage, engine.device, source)
+    findings = (*findings, *more)
+    return _after_finding(findings[0], found, source, stage) if findings else found
+
+
+def diagnose(
+    outputs: Mapping[str, np.ndarray],
+    stage: Stage,
+    device: Device | None = None,
+    source: Source | None = None,
+) -> Diagnosis | None:
+    """Name the fault that gives these outputs.
+
+    A fault is named only if the outputs of all probes are those of its model, and of no other fault's.
+    Anything else is described by what is seen: which sequences, heads and dimensions, which tokens.
+
+    Args:
+        outputs: by the name of the probe, ``[batch, query_heads, head_dim]``.
+        stage: whose kernel it is; its plan says how work is cut.
+        device: that the plans are for.
+        source: the kernel's text, for the line.
+
+    Returns:
+        None where all outputs are right.
+    """
+    models = probe_models(stage, device)
+    wrong = [name for name, output in outputs.items() if not fits(output, models[name]["right"])]
+    if not wrong:
+        return None
+    probe = next(probe for probe in PROBES if probe.name in wrong)
+    explains = [
+        fault
+        for fault in FAULTS
+        if fault.name in models[probe.name]
+        and all(fits(output, models[name][fault.name]) for name, output in outputs.items())
+    ]
+    right, output = models[probe.name]["right"], np.asarray(outputs[probe.name], np.float64)
+    if len(explains) != 1:
+        return _pattern(outputs, models, probe, explains)
+    fault = explains[0]
+    case = Case(probe.problem, probe.inputs(), work_of(probe.problem, probe.plan(stage, device)))
+    batch, head = _first_wrong(output, right)
+    page = _first_page(case, fault, batch)
+    place = f"batch {batch}, head {head}"
+    if page is not None:
+        table = case.inputs.block_tables[batch]
+        place += f", page {page}"
+        if page < probe.problem.pages_per_sequence[batch]:
+            place += f" (physical page {table[page]})"
+    sentence = (
+        f"The output is what comes out when {fault.says}. It shows in {_describe(probe.problem)}: {place}."
+    )
+    line = _line(fault, source, stage) if source else None
+    if line is not None:
+        sentence += f" Look at {source.name}, line {line}: {source.text.splitlines()[line - 1].strip()}"
+    return Diagnosis(fault.name, fault.topic, sentence, probe.problem.name, batch, head, page, line)
+
+
+def _describe(problem: Problem) -> str:
+    lengths = ", ".join(str(length) for length in problem.context_lengths)
+    return f"“{problem.name}” (contexts of {lengths} tokens, pages of {problem.page_size})"
+
+
+def _first_wrong(output: np.ndarray, right: Modelled) -> tuple[int, int]:
+    rows = _wrong(output, right).any(axis=2)
+    batch, head = np.argwhere(rows)[0]
+    return int(batch), int(head)
+
+
+def _wrong(output: np.ndarray, right: Modelled) -> np.ndarray:
+    """Which elements are wrong, ``[batch, query_heads, head_dim]`` of bool."""
+    size = np.abs(right.output).max(axis=2, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        return ~(np.abs(output - right.output) <= 5e-4 * size)
+
+
+def _first_page(case: Case, fault: Fault, batch: int) -> int | None:
+    """First logical page of a sequence that the fault leaves out, adds, or reads from elsewhere."""
+
+    def read(rules) -> dict[int, tuple[int, int]]:
+        length = rules.length(case, batch)
+        tokens = np.concatenate([np.empty(0, int), *rules.cut(case, length)]).astype(int)
+        pages = rules.page(case, batch, tokens // case.problem.page_size, length)
+        return dict(
+            zip(
+                tokens.tolist(),
+                zip(pages.tolist(), rules.slot(case, tokens).tolist(), strict=True),
+                strict=True,
+            )
+        )
+
+    right, faulty = read(RIGHT), read(fault.rules)
+    differ = [token for token in right.keys() | faulty.keys() if right.get(token) != faulty.get(token)]
+    return min(differ) // case.problem.page_size if differ else None
+
+
+def _line(fault: Fault, source: Source, stage: Stage) -> int | None:
+    """Line of the source, from 1, that most likely has a fault; None where nothing looks like it."""
+    lines = _code(source.text)
+    start, end = 0, len(lines)
+    merge = next((i for i, line in enumerate(lines) if f"{stage.entry}_merge" in line), None)
+    if merge is not None:
+        in_merge = fault.topic == "merge" and fault.name not in _IN_FIRST_KERNEL
+        start, end = (merge, end) if in_merge else (0, merge)
+    if start == 0:
+        start = next((i for i, line in enumerate(lines) if re.search(rf"{stage.entry}\s*\(", line)), 0)
+    pattern = re.compile(_LOOK_FAULT.get(fault.name) or _LOOK[fault.topic])
+    return next((i + 1 for i in range(start, end) if pattern.search(lines[i])), None)
+
+
+def _code(text: str) -> list[str]:
+    """The lines without comments; as many as before."""
+    text = re.sub(r"/\*.*?\*/", lambda match: "\n" * match.group().count("\n"), text, flags=re.DOTALL)
+    return [line.split("//")[0] for line in text.splitlines()]
+
+
+def _after_finding(finding: Finding, found: Diagnosis | None, source: Source, stage: Stage) -> Diagnosis:
+    """A finding in words, then the fault that the numbers show, if any."""
+    sentence = f"{finding}. {_REMEDIES.get(finding.tool, '')}".rstrip(". ") + "."
+    line = finding.line if finding.line and finding.file.endswith(source.name) else None
+    if found is None or found.fault is None:
+        return Diagnosis(finding.tool, None, sentence, line=line)
+    return Diagnosis(
+        found.fault,
+        found.topic,
+        f"{sentence} {found.sentence}",
+        found.problem,
+        found.batch,
+        found.head,
+        found.page,
+        line or found.line,
+    )
+
+
+# ---- what is seen, where no known fault fits ---------------------------------------------------------------
+
+
+def _pattern(
+    outputs: Mapping[str, np.ndarray],
+    models: Mapping[str, Mapping[str, Modelled]],
+    probe: Probe,
+    explains: Sequence[Fault],
+) -> Diagnosis:
+    """Which sequences, heads, dimensions and tokens are wrong, without a guess at why."""
+    output, right = np.asarray(outputs[probe.name], np.float64), models[probe.name]["right"]
+    batch, head = _first_wrong(output, right)
+    if explains:
+        begin = f"The output fits {len(explains)} known faults: {'; or '.join(f.says for f in explains)}."
+    else:
+        begin = "The output is wrong in a way that no single known fault explains."
+    seen = [describe_wrong(output, right.output, probe.problem)]
+    page = None
+    if WEIGHTS.name in outputs:
+        told, page = _weights_seen(
+            np.asarray(outputs[WEIGHTS.name], np.float64), models[WEIGHTS.name]["right"]
+        )
+        seen += told
+    fine = [
+        p.problem.name for p in PROBES if p.name in outputs and fits(outputs[p.name], models[p.name]["right"])
+    ]
+    if fine:
+        seen.append(f"right in {', '.join(f'“{name}”' for name in fine)}")
+    sentence = f"{begin} Seen: {'; '.join(seen)}."
+    return Diagnosis(None, None, sentence, probe.problem.name, batch, head, page)
+
+
+def describe_wrong(output: np.ndarray, expected: np.ndarray, problem: Problem) -> str:
+    """Which sequences, query heads and dimensions of an output are wrong, in words.
+
+    Args:
+        output, expected: ``[batch, query_heads, head_dim]``.
+        problem: what was computed.
+    """
+    output = np.asarray(output, np.float64)
+    wrong = _wrong(output, Modelled(expected, np.zeros(expected.shape, np.int8)))
+    axes = (("batch", (1, 2)), ("head", (0, 2)), ("dimension", (0, 1)))
+    parts = []
+    for name, others in axes:
+        which = wrong.any(axis=others)
+        if which.all():
+            parts.append(f"every {name}")
+        else:
+            parts.append(f"{name} {_ranges(np.flatnonzero(which))} of {len(which)}")
+    kinds = []
+    if np.isnan(output[wrong]).all():
+        kinds.append("all NaN")
+    elif not np.isfinite(output[wrong]).all():
+        kinds.append("some not finite")
+    elif (output[wrong] == 0).all():
+        kinds.append("all 0")
+    says = f"wrong in “{problem.name}” are {', '.join(parts)}"
+    return f"{says} ({kinds[0]})" if kinds else says
+
+
+def _weights_seen(output: np.ndarray, right: Modelled) -> tuple[list[str], int | None]:
+    """What the probe of weights shows of the first wrong row; and the first page with a wrong weight."""
+    if fits(output, right):
+        return [], None
+    batch, head = _first_wrong(output, right)
+    weights, expected = output[batch, head], right.output[batch, head]
+    size = WEIGHTS.problem.page_size
+    length = WEIGHTS.problem.context_lengths[batch]
+    where = f"batch {batch}, head {head} ({length} tokens)"
+    if not np.isfinite(weights).all():
+        return [f"the weights of {where} are not finite"], None
+    tokens = np.arange(len(weights))
+    missing = tokens[(np.abs(weights) < 1e-7) & (expected > 1e-6)]
+    extra = tokens[(np.abs(weights) > 1e-6) & (tokens >= length)]
+    told = []
+    if missing.size == length > 0:
+        told.append(f"no token of {where} has a weight")
+    elif missing.size:
+        told.append(f"tokens {_ranges(missing)} of {where} have no weight, page {missing[0] // size} first")
+    if extra.size:
+        told.append(f"tokens {_ranges(extra)}, past the end of {where}, have a weight")
+    counted = (expected > 0) & (np.abs(weights) > 1e-7)
+    if counted.sum() > 1:
+        ratio = weights[counted] / expected[counted]
+        if np.ptp(ratio) < 1e-3 * np.abs(ratio).max():
+            if abs(ratio[0] - 1) > 1e-3:
+                told.append(f"the other weights are right up to a common factor of {ratio[0]:.4g}")
+        else:
+            told.append("the weights of its tokens have wrong ratios")
+    total = weights.sum()
+    if abs(total - (length > 0)) > 1e-3:
+        told.append(f"its weights add up to {total:.4g}")
+    bad = np.flatnonzero(np.abs(weights - expected) > 5e-4 * max(expected.max(), 1e-30))
+    return told, int(bad[0] // size) if bad.size else None
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Numbers as ranges: 0, 2 to 5, 9."""
+    runs: list[list[int]] = []
+    for number in (int(number) for number in numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs)
