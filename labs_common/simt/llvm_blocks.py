@@ -12,6 +12,7 @@ import numpy as np
 
 from . import llvm_layout as at
 from .errors import Fault, Finding
+from .llvm_layout import CTX
 
 if TYPE_CHECKING:
     from .llvm_engine import Worker
@@ -24,7 +25,7 @@ class Stalled:
 
     def __init__(self, worker: Worker):
         self.worker = worker
-        self.program = worker.run.launch.program
+        self.program = worker.program
         threads = worker.threads
         self.place = np.full(threads, -1)
         self.at_warp = np.zeros(threads, bool)  # at a shuffle and the like
@@ -67,6 +68,7 @@ class Stalled:
             self.reduce(lanes)
         if not freed.any():
             self.report()
+        self.worker.fields[CTX["epoch"] // 8] += 1
         for w in range(self.worker.warps):
             lanes = slice(32 * w, min(32 * w + 32, threads))
             if freed[lanes].any():
@@ -77,9 +79,11 @@ class Stalled:
         worker.words(w, at.WARP_STATUS, 1)[0] = at.STATUS_READY
         if worker.words(w, at.WARP_BLOCK, 1)[0] >= 0:
             worker.words(w, at.WARP_ENTERED, 1)[0] = 1
+            worker.words(w, at.WARP_NEXT, 1)[0] = worker.words(w, at.WARP_BLOCK, 1)[0]
             return
         pcs = worker.words(w, at.WARP_PCS, 32)
         pcs[lanes] = (pcs[lanes] & ~at.PARK) | 1
+        worker.words(w, at.WARP_NEXT, 1)[0] = int(pcs[lanes].min()) >> 1
 
     def reduce(self, lanes: np.ndarray) -> None:
         """The result of bar.red, for every warp that takes part."""

@@ -67,12 +67,13 @@ def build(text: str, level: int) -> bytes:
 
 @dataclass(frozen=True)
 class Native:
-    """A kernel's machine code. run(context, resume) -> code; setup(context, warp state).
+    """A kernel's machine code. run(context, resume) and run_stepped -> code; setup(context, warp state).
 
-    uniform and masked are the addresses that the driver calls.
+    uniform and masked are the addresses that the drivers call.
     """
 
     run: Callable[[int, int], int]
+    run_stepped: Callable[[int, int], int]
     setup: Callable[[int, int], None]
     uniform: int
     masked: int
@@ -87,13 +88,15 @@ def load(data: bytes, level: int) -> Native:
     engine.add_object_file(llvm.ObjectFileRef.from_data(runtime_object()))
     engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
-    run, setup, uniform, masked = (
-        engine.get_function_address(name) for name in ("run", "setup", "uniform", "masked")
+    run, stepped, setup, uniform, masked = (
+        engine.get_function_address(name) for name in ("run", "run_stepped", "setup", "uniform", "masked")
     )
-    if not (run and setup and uniform and masked):
+    if not (run and stepped and setup and uniform and masked):
         raise RuntimeError("the object file lacks a function")
+    driver = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
     return Native(
-        ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)(run),
+        driver(run),
+        driver(stepped),
         ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(setup),
         uniform,
         masked,

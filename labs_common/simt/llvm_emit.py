@@ -11,11 +11,12 @@ all of them, the warp goes back. `setup` computes what is the same for the whole
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from . import llvm_layout as at
 from . import llvm_runtime as runtime
 from .errors import UnsupportedError
-from .llvm_analysis import Analysis, analyse
+from .llvm_analysis import Analysis, analyse, chains
 from .llvm_layout import CTX
 from .llvm_ops import TextEmitter, emitter, ir_type
 from .llvm_runtime import ACCESS_COUNTERS, Function
@@ -23,7 +24,7 @@ from .llvm_text import WARP, Module, Value, const
 from .memory import WINDOW
 from .ops import Operation, operands, operation
 from .parse import TYPE_BYTES, Address, Immediate, Instruction, Negated, Register, Sink, Special, Symbol, bits_of
-from .program import Access, Block, Program
+from .program import Access, Block, Program, liveness
 
 _SPACES = {
     "global": at.SPACE_GLOBAL,
@@ -33,6 +34,11 @@ _SPACES = {
     "generic": at.SPACE_GENERIC,
     "param": at.SPACE_PARAM,
 }
+# control flow is in the blocks; the rest orders or hints, and changes no value here
+_NOTHING_TO_DO = frozenset(
+    ("bra", "brx", "ret", "exit", "trap", "membar", "fence", "nanosleep", "prefetch", "prefetchu", "pmevent")
+    + ("brkpt", "discard", "applypriority")
+)
 TRUE, FALSE = Value("true", "i1"), Value("false", "i1")
 
 
@@ -272,6 +278,8 @@ class Code:
                 self.after_barrier(row)
             elif self.instruction.opcode == "call":
                 self.call()
+            elif self.instruction.opcode not in _NOTHING_TO_DO:
+                raise UnsupportedError(f"{self.instruction.name} is not simulated by this engine", self.line)
 
     def alu(self, row: Operation) -> None:
         targets, sources = operands(self.instruction)
@@ -442,6 +450,7 @@ class Code:
                 f.add_to(self.counters, counters + 8 * runtime.WAVEFRONTS, waves)
                 if store:
                     f.store(Value("splat (i8 15)", "i8", reach // 4), self.flags_pointer(offset), align=1)
+                self.look_for_races(offset, span, one_lane, store)
             if store:
                 f.store(data, pointer, align=access.width)
             else:
@@ -485,6 +494,24 @@ class Code:
         if store:
             return None
         return parts[0][0] if len(parts) == 1 else f.phi(parts)
+
+    def look_for_races(self, offset: Value, span: int, one_lane: bool, store: bool) -> None:
+        """Stepped code only: tell the race check of a fast shared access."""
+        if not self.kernel.stepped:
+            return
+        f = self.f
+        words = span // 4
+        first = const("i32", 0)
+        if one_lane:  # of lanes with one address the last counts
+            first = f.bin("sub", const("i32", 31), f.intrinsic("ctlz", self.mask, flags=", i1 true"))
+        number = words if one_lane else WARP * words
+        shift = 31 if one_lane else words.bit_length() - 1
+        after = f.start_if(f.icmp("ne", f.field("i64", "%ctx", CTX["race"], True), const("i64", 0)))
+        f.call(
+            "void", "race_run", "ptr %ctx", "ptr %warp", f"i32 {self.index}", f"i32 {int(store)}", str(offset),
+            f"i64 {number}", f"i32 {shift}", str(first),
+        )  # fmt: skip
+        f.end_if(after)
 
     def occupied_groups(self, parts: int) -> Value:
         """How many of the warp's `parts` equal parts have an active lane."""
@@ -622,7 +649,8 @@ class Code:
         f.label(leave)
         counted = f.new_label("counted")
         f.call(
-            "void", "count_atomic", "ptr %ctx", f"i64 {number}", str(f.load("i32", seen)), str(self.mask), f"i64 {width}"
+            "void", "count_atomic", "ptr %ctx", "ptr %warp", f"i32 {self.index}", f"i64 {number}",
+            f"i32 {_SPACES[access.space]}", str(f.load("i32", seen)), str(self.mask), f"i64 {width}",
         )
         f.br(counted)
         f.label(counted)
@@ -1234,6 +1262,82 @@ class Uniform(Code):
         f.br(self.labels[region.join])
 
 
+class Stepped(Uniform):
+    """All living lanes together, one basic block a call: registers are in the warp state in between."""
+
+    def __init__(self, kernel: Kernel):
+        super().__init__(kernel)
+        self.dirty: dict[int, tuple[Register, Value]] = {}
+
+    def load_register(self, register: Register) -> Value:
+        f = self.f
+        index, type_ = register.index, register_type(register)
+        if index not in self.layout.vector_slots:
+            return const(type_, 0)  # never written before it is read, in this block only
+        if index in self.analysis.vectors:
+            slot = f.pointer("%warp", self.layout.vector_slots[index])
+            return f.mask_lanes(f.load("i32", slot)) if type_ == "i1" else f.load(type_, slot, WARP, align=64)
+        slot = f.pointer("%warp", self.layout.scalar_slots[index])
+        return f.cast("trunc", f.load("i8", slot), "i1") if type_ == "i1" else f.load(type_, slot)
+
+    def write(self, register: Register, value: Value) -> None:
+        index = register.index
+        if index not in self.analysis.vectors and value.lanes == WARP:
+            raise _Misjudged(index)
+        self.cache[index] = value
+        if self.live_out[self.block.index] >> index & 1:
+            self.dirty[index] = (register, value)
+
+    def flush(self) -> None:
+        """Store what the block wrote."""
+        f = self.f
+        for register, value in self.dirty.values():
+            if register.index in self.analysis.vectors:
+                self.save_lanes(register, value)
+            else:
+                slot = f.pointer("%warp", self.layout.scalar_slots[register.index])
+                f.store(f.resize(value, "i8") if value.type == "i1" else value, slot)
+        self.dirty = {}
+
+    def restore(self, bits: int) -> None:
+        """Registers stay where they are."""
+
+    def save(self, bits: int) -> None:
+        """Registers stay where they are."""
+
+    def leave(self, bits: int, pcs: Value) -> None:
+        f = self.f
+        for register in self.registers(bits):
+            if register.index not in self.analysis.vectors:
+                self.save_lanes(register, self.read(register))
+        f.store(f.spread(pcs), f.pointer("%warp", at.WARP_PCS), align=64)
+        f.store(const("i32", -1), f.pointer("%warp", at.WARP_BLOCK))
+        if pcs.lanes == 1:
+            f.ret(const("i32", at.SWITCH))  # at the same block still
+            return
+        alive = f.select(f.mask_lanes(self.alive), pcs, const("i32", at.NEVER))
+        f.store(f.bin("lshr", f.reduce("umin", alive), const("i32", 1)), f.pointer("%warp", at.WARP_NEXT))
+        f.ret(const("i32", at.YIELD))
+
+    def terminate(self, block: Block) -> None:
+        self.flush()
+        super().terminate(block)
+
+    def jump(self, source: int, target: int) -> None:
+        f = self.f
+        if target <= source:
+            go = f.new_label("go")
+            blocks = self.program.blocks[target : source + 1]
+            self.spend(max(1, sum(b.stop - b.start for b in blocks)), go, target)
+            f.label(go)
+        elif self.kernel.follows[target]:
+            f.br(self.labels[target])  # no other warp can notice that its turn comes later
+            return
+        f.store(const("i32", target), f.pointer("%warp", at.WARP_BLOCK))
+        f.store(const("i32", target), f.pointer("%warp", at.WARP_NEXT))
+        f.ret(const("i32", at.YIELD))
+
+
 class Masked(Code):
     """Lanes at several blocks, the lowest first."""
 
@@ -1280,12 +1384,16 @@ class Masked(Code):
         schedule, look, pick = f.new_label("schedule"), f.new_label("look"), f.new_label("pick")
         stuck, parked, dead = f.new_label("stuck"), f.new_label("parked"), f.new_label("dead")
         done, met, run = f.new_label("done"), f.new_label("met"), f.new_label("run")
-        self.schedule = schedule
+        self.schedule = self.after_block = schedule
+        if self.kernel.stepped:
+            self.after_block = f.new_label("after_block")
         mask_place, pc_place = f.variable("i32"), f.variable("i32")
         self.labels = [f.new_label(f"block{b.index}") for b in program.blocks]
         f.br(schedule)
         f.label(self.fault_label)
         f.ret(const("i32", at.FAULT))
+        if self.kernel.stepped:
+            self.give_turn()
         f.label(schedule)
         self.spend(0, look, -1)
         f.label(look)
@@ -1337,6 +1445,19 @@ class Masked(Code):
             self.mask = f.load("i32", mask_place)
             self.emit_block(block, f.load("i32", pc_place))
         f.finish()
+
+    def give_turn(self) -> None:
+        """Stepped: after each block the driver decides which warp goes on."""
+        f = self.f
+        f.label(self.after_block)
+        alive = f.field("i32", "%warp", at.WARP_ALIVE)
+        pcs = f.load("i32", f.pointer("%warp", at.WARP_PCS), WARP, align=64)
+        lowest = f.reduce("umin", f.select(f.mask_lanes(alive), pcs, const("i32", at.NEVER)))
+        f.store(f.bin("lshr", lowest, const("i32", 1)), f.pointer("%warp", at.WARP_NEXT))
+        runnable = f.new_label("runnable")
+        f.cond(f.icmp("ult", lowest, const("i32", at.WAIT)), runnable, self.schedule)
+        f.label(runnable)
+        f.ret(const("i32", at.YIELD))
 
     def meet(self, n: int, alive: Value, pc: Value, run: str) -> None:
         """All living lanes are at block n: go back to uniform code if its scalars are equal in all lanes."""
@@ -1395,7 +1516,7 @@ class Masked(Code):
         f.cond(f.icmp("ne", ready, const("i32", 0)), free, none)
         f.label(free)
         self.set_pcs(f.bin("or", bare, const("i32", 1)), f.mask_lanes(ready))
-        f.br(self.schedule)
+        f.br(self.after_block)
         f.label(none)
         parked = f.bin("and", f.mask_bits(f.icmp("uge", pcs, const("i32", at.PARK))), alive)
         f.cond(f.icmp("ne", parked, const("i32", 0)), stay, faulty)
@@ -1428,7 +1549,7 @@ class Masked(Code):
             self.fresh_block()
             self.arrive()
             self.set_pcs(f.bin("or", pc, const("i32", at.PARK)), self.mask_vector)
-            f.br(self.schedule)
+            f.br(self.after_block)
             f.label(run)
             self.fresh_block()
         elif block.waits == "warp":
@@ -1463,7 +1584,7 @@ class Masked(Code):
             self.set_pcs(pcs, mask_vector)
         else:
             self.indexed(block, mask_vector)
-        f.br(self.schedule)
+        f.br(self.after_block)
 
     def indexed(self, block: Block, mask_vector: Value) -> None:
         f = self.f
@@ -1530,7 +1651,7 @@ class Masked(Code):
         f.store(ready, place)
         f.cond(f.icmp("ne", ready, const("i32", 0)), go, wait)
         f.label(wait)
-        f.br(self.schedule)
+        f.br(self.after_block)
         f.label(go)
         self.fresh_block()
         self.mask = f.load("i32", place)
@@ -1579,11 +1700,26 @@ class _Misjudged(Exception):
 
 
 class Kernel:
-    """The IR of one program. `text(triple, attributes)` is the module."""
+    """The IR of one program. `text(triple, attributes)` is the module.
 
-    def __init__(self, program: Program):
-        self.program = program
+    stepped: the driver interleaves the warps of a block, one basic block at a time, and races are looked for;
+    the program comes from `split_at_accesses` then.
+    """
+
+    def __init__(self, program: Program, stepped: bool = False):
+        self.program, self.stepped = program, stepped
         self.analysis = analyse(program)
+        if stepped:
+            chained = chains(program)
+            sharing = _sharing_blocks(program)
+            self.follows = [
+                n in chained.previous and not program.blocks[n].waits and n not in sharing
+                for n in range(len(program.blocks))
+            ]
+            self.analysis.regions = {}
+            self.analysis.enterable = list(range(len(program.blocks)))
+            for n in range(len(program.blocks)):
+                self.analysis.chain[n] = n
         self.read_registers = _read_registers(program)
         while True:
             self.layout = Layout(program, self.analysis)
@@ -1596,11 +1732,66 @@ class Kernel:
 
     def _emit(self) -> None:
         self.module.declarations.update(runtime.DECLARATIONS)
-        for code in (Setup(self), Uniform(self), Masked(self)):
+        together = Stepped if self.stepped else Uniform
+        for code in (Setup(self), together(self), Masked(self)):
             code.function()
 
     def text(self, triple: str, attributes: str) -> str:
         return self.module.text(triple, attributes)
+
+
+def _notices(access: Access) -> bool:
+    """Whether an access may show in which order warps run: to shared memory, or atomic."""
+    return access.space in ("shared", "generic") or access.operation in ("atom", "red")
+
+
+def split_at_accesses(program: Program) -> tuple[Program, list[int]]:
+    """The program with a basic block for each access that other warps may notice, and where each block begins.
+
+    Stepped code runs all warps up to such an access before any goes past it, as lanes in lockstep do.
+    """
+    parts: list[list[tuple[int, int]]] = []
+    for block in program.blocks:
+        cuts = [i for i in range(block.start + 1, block.stop) if i in program.access and _notices(program.access[i])]
+        edges = [block.start, *cuts, block.stop]
+        parts.append(list(zip(edges[:-1], edges[1:], strict=True)))
+    first = [0]
+    for part in parts:
+        first.append(first[-1] + len(part))
+    blocks = []
+    executed, charged = list(program.executed_in), list(program.charged)
+    for block, part in zip(program.blocks, parts, strict=True):
+        for k, (start, stop) in enumerate(part):
+            n = first[block.index] + k
+            last = k == len(part) - 1
+            blocks.append(
+                replace(
+                    block,
+                    index=n,
+                    start=start,
+                    stop=stop,
+                    kind=block.kind if last else "fall",
+                    targets=tuple(first[t] for t in block.targets) if last else (n + 1,),
+                    predicate=block.predicate if last else None,
+                    guard=block.guard and last,
+                    waits=block.waits if k == 0 else "",
+                )
+            )
+            for i in range(start, stop):
+                executed[i] = n
+                charged[i] = n if program.charged[i] == block.index else first[program.charged[i]]
+    split = replace(program, blocks=blocks, executed_in=executed, charged=charged)
+    split.live_in, split.live_out = liveness(split, lambda register: register)
+    return split, first[:-1]
+
+
+def _sharing_blocks(program: Program) -> set[int]:
+    """Blocks whose place among other warps' blocks may show: they access shared memory, or are atomic."""
+    found = set()
+    for i, access in program.access.items():
+        if _notices(access):
+            found.add(program.executed_in[i])
+    return found
 
 
 def _read_registers(program: Program) -> set[int]:

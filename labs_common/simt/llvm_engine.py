@@ -29,8 +29,8 @@ from .errors import BudgetError, Fault, Finding, UnsupportedError
 from .launch import Launch, Result
 from .llvm_analysis import chains
 from .llvm_blocks import Stalled
-from .llvm_emit import Kernel
-from .llvm_faults import finding_of, notes_of
+from .llvm_emit import Kernel, split_at_accesses
+from .llvm_faults import finding_of, hazard_of, notes_of
 from .llvm_layout import CTX
 from .llvm_runtime import ACCESS_COUNTERS
 from .memory import WINDOW, AddressSpace
@@ -40,15 +40,20 @@ from .program import Program
 PATIENCE = 0.1  # seconds of quickly built code after which better code is made
 OUTPUT_LIMIT = 1 << 20  # characters of printf that are kept
 POLL = 0.02  # seconds between two looks of the waiting thread
+_REPORT = ctypes.CFUNCTYPE(
+    None, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64,
+    ctypes.c_int32, ctypes.c_int32,
+)  # fmt: skip
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64, ctypes.c_int32)
 
 
 class Compiled:
     """A program's machine code: what there is now, and better code once launches have taken long enough."""
 
-    def __init__(self, program: Program):
-        self.program = program
-        self.key = cache.key(_signature(program))
+    def __init__(self, program: Program, stepped: bool):
+        self.stepped = stepped
+        self.program, self.first = split_at_accesses(program) if stepped else (program, None)
+        self.key = cache.key(f"{stepped} {_signature(program)}")
         self.seconds = 0.0  # that launches took with quickly built code
         self.thread: threading.Thread | None = None
         kept = cache.fetch(self.key)
@@ -59,7 +64,7 @@ class Compiled:
                 return
             except RuntimeError:
                 pass  # damaged in a way that its checksum does not show: build anew
-        kernel = Kernel(program)
+        kernel = Kernel(self.program, stepped)
         self.warp_bytes = kernel.layout.warp_bytes
         data = cache.build(kernel.text(cache.host()[0], cache.ATTRIBUTES), cache.QUICK)
         self.native = cache.load(data, cache.QUICK)
@@ -72,7 +77,7 @@ class Compiled:
             self.thread.start()
 
     def _improve(self) -> None:
-        kernel = Kernel(self.program)
+        kernel = Kernel(self.program, self.stepped)
         data = cache.build(kernel.text(cache.host()[0], cache.ATTRIBUTES), cache.OPTIMISED)
         self.native = cache.load(data, cache.OPTIMISED)
         cache.keep(self.key, cache.Kept(cache.OPTIMISED, self.warp_bytes, data))
@@ -84,12 +89,23 @@ class Compiled:
             self.thread.join()
 
 
-def compiled(program: Program) -> Compiled:
+def compiled(program: Program, stepped: bool = False) -> Compiled:
     """The program's code, made once. Raises UnsupportedError before anything runs."""
-    known = program.__dict__.get("_llvm_code")
-    if known is None:
-        known = program.__dict__["_llvm_code"] = Compiled(program)
-    return known
+    known = program.__dict__.setdefault("_llvm_code", {})
+    if stepped not in known:
+        known[stepped] = Compiled(program, stepped)
+    return known[stepped]
+
+
+def _steps(launch: Launch) -> bool:
+    """Whether warps are interleaved and races looked for: where two warps could race in shared memory."""
+    accesses = launch.program.access.values()
+    return (
+        "racecheck" in launch.checks
+        and launch.threads > 32
+        and launch.shared_bytes > 0
+        and any(a.space in ("shared", "generic") for a in accesses)
+    )
 
 
 def _signature(program: Program) -> str:
@@ -122,7 +138,8 @@ class Worker:
 
     def __init__(self, run: Run):
         self.run = run
-        launch, program = run.launch, run.launch.program
+        launch, program = run.launch, run.compiled.program
+        self.program = program
         self.threads = launch.threads
         self.warps = -(-self.threads // 32)
         self.warp_bytes = run.compiled.warp_bytes
@@ -137,6 +154,11 @@ class Worker:
         self.shared_flags = _aligned(self.shared_size // 4 + 64)
         self.local = _aligned(self.warps * 32 * program.local_bytes + 64)
         self.constants = _aligned(8 * max(1, len(program.registers)))
+        # every word's tags and infos, and which (instruction, hazard) were reported
+        self.race_words = self.shared_size // 4 + 160 if run.stepped else 0
+        self.race = _aligned(6 * 4 * self.race_words)
+        self.race_seen = np.zeros(4 * len(program.instructions) + 4, np.uint8)
+        self.hazards: list[tuple[int, Finding]] = []
         self.maps: list[tuple[np.ndarray, np.ndarray]] = []
         rows = np.zeros((max(1, len(run.allocations)), at.TABLE_BYTES // 8), np.int64)
         for row, allocation in zip(rows, run.allocations, strict=False):
@@ -153,8 +175,7 @@ class Worker:
 
     def set_fields(self) -> None:
         """Fill the context."""
-        run, launch = self.run, self.run.launch
-        program = launch.program
+        run, launch, program = self.run, self.run.launch, self.program
         values = {
             "params": run.params.ctypes.data,
             "counters": self.counters.ctypes.data,
@@ -189,6 +210,10 @@ class Worker:
             "track_shared": "initcheck" in launch.checks,
             "track_global": "initcheck" in launch.checks,
             "notes": self.notes.ctypes.data,
+            "race": self.race.ctypes.data if run.stepped else 0,
+            "race_words": self.race_words,
+            "race_seen": self.race_seen.ctypes.data,
+            "report": ctypes.cast(run.report, ctypes.c_void_p).value,
             "access_counters": self.counters.ctypes.data + 8 * 5 * len(program.blocks),
             "slots_bytes": self.warp_bytes - at.WARP_SLOTS - 64,
         }
@@ -228,7 +253,8 @@ class Worker:
                 self.fields[CTX["uniform"] // 8] = native.uniform
                 self.fields[CTX["masked"] // 8] = native.masked
                 self.fields[CTX["swap"] // 8] = 0
-                code = native.run(self.context.ctypes.data, resume)
+                drive = native.run_stepped if run.stepped else native.run
+                code = drive(self.context.ctypes.data, resume)
                 resume = 0
                 if code == at.SWAP:
                     continue
@@ -250,7 +276,7 @@ class Worker:
 
     def over_budget(self) -> BudgetError:
         """The budget's error, at the place that the warp is at."""
-        program, budget = self.run.launch.program, self.run.launch.budget
+        program, budget = self.program, self.run.launch.budget
         place, warp = self.field("fault_extra"), self.field("fault_warp")
         if place < 0:
             place = int(self.words(warp, at.WARP_PCS, 32).min() & (at.WAIT - 1)) >> 1
@@ -266,7 +292,7 @@ class Worker:
     def builtin(self, instruction: int, warp: int, mask: int) -> int:
         """printf and assert; arguments lie in local memory."""
         try:
-            program = self.run.launch.program
+            program = self.program
             name, group = program.instructions[instruction].operands
             offsets = [program.symbols[s.name][1] for s in group.elements]
             for lane in range(32):
@@ -280,7 +306,7 @@ class Worker:
     def builtin_lane(self, instruction: int, name: str, offsets: list[int], thread: int) -> None:
         from .errors import TrapError
 
-        size = self.run.launch.program.local_bytes
+        size = self.program.local_bytes
         frame = self.local[thread * size : (thread + 1) * size]
         words = [int(frame[o : o + 8].view(np.uint64)[0]) for o in offsets[:2]]
 
@@ -304,7 +330,7 @@ class Worker:
 
     def bytes_at(self, address: int, count: int, thread: int) -> bytes:
         """Memory at a generic address, as a thread sees it; b"" where nothing is mapped."""
-        size = self.run.launch.program.local_bytes
+        size = self.program.local_bytes
         if WINDOW["local"] <= address < WINDOW["local"] + size:
             start = thread * size + address - WINDOW["local"]
             return self.local[start : start + count].tobytes()
@@ -334,7 +360,8 @@ class Run:
     def __init__(self, launch: Launch, space: AddressSpace, addresses: dict[str, int], workers: int):
         self.launch, self.space = launch, space
         _check_parameters(launch)
-        self.compiled = compiled(launch.program)
+        self.stepped = _steps(launch)
+        self.compiled = compiled(launch.program, self.stepped)
         self.allocations = [a for a in space.allocations if a.size]
         self.params = np.frombuffer(launch.params.ljust(8, b"\0"), np.uint8).copy()
         names = sorted(launch.program.variables)
@@ -350,11 +377,19 @@ class Run:
         self.dropped = 0
         self.by_id: dict[int, Worker] = {}
         self.callback = _CALLBACK(self._call)
+        self.report = _REPORT(self._report)
         self.workers = [Worker(self) for _ in range(max(1, min(workers, self.total)))]
         self.by_id = {id(w): w for w in self.workers}
 
     def _call(self, worker: int, instruction: int, warp: int, mask: int) -> int:
         return self.by_id[worker].builtin(instruction, warp, mask & 0xFFFFFFFF)
+
+    def _report(self, worker: int, *what: int) -> None:
+        owner = self.by_id[worker]
+        try:
+            owner.hazards.append((owner.field("order"), hazard_of(owner, *what)))
+        except BaseException as error:  # noqa: BLE001 - cannot pass through machine code
+            self.failed(owner.field("order"), error)
 
     def print(self, text: str) -> None:
         """Keep what printf printed, up to OUTPUT_LIMIT characters."""
@@ -406,20 +441,21 @@ class Run:
         counters = Counters(program, launch.block_count)
         counters.blocks_run = self.total
         total = sum(w.counters.view(np.int64) for w in self.workers)
-        count = len(program.blocks)
-        chain = chains(program)
+        code = self.compiled.program
+        count = len(code.blocks)
+        previous = {} if self.stepped else chains(code).previous
+        first = self.compiled.first if self.stepped else list(range(count))
         parts = total[: 4 * count].reshape(4, count)
         for into, uniform, masked in (
             (counters.block_warps, parts[0], parts[2]),
             (counters.block_lanes, parts[1], parts[3]),
         ):
-            running = np.zeros(count, np.int64)
+            running = uniform.copy()
             for n in range(count):
-                head = chain[n]
-                before = running[chain.previous[n]] if head != n else 0
-                running[n] = before + uniform[n]
-                into[n] = running[n] + masked[n]
-        for block in program.blocks:
+                if n in previous:
+                    running[n] += running[previous[n]]
+            into[:] = (running + masked)[first]
+        for block in code.blocks:
             if block.kind in ("branch", "indexed") and not block.guard and len(set(block.targets)) > 1:
                 counters.divergent[block.stop - 1] += total[4 * count + block.index]
         accesses = total[5 * count :].reshape(-1, ACCESS_COUNTERS)

@@ -7,21 +7,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import llvm_layout as at
-from .errors import Fault, Finding, TrapError
+from .errors import Finding, TrapError
 from .memory import WINDOW, WINDOW_BYTES, describe
 
 if TYPE_CHECKING:
     from .llvm_engine import Run, Worker
 
 
+MAX_FINDINGS = 100
+
+
 def source_of(worker: Worker, instruction: int) -> tuple[str, int]:
     """(file, line) of an instruction."""
-    return worker.run.launch.program.instructions[instruction].source or ("", 0)
+    return worker.program.instructions[instruction].source or ("", 0)
 
 
 def finding_of(worker: Worker) -> Finding:
     """The finding of the fault in the worker's context. Raises TrapError for a trap."""
-    program = worker.run.launch.program
+    program = worker.program
     kind, lane = worker.field("fault"), worker.field("fault_lane")
     thread = 32 * worker.field("fault_warp") + lane
     instruction, extra = worker.field("fault_instruction"), worker.field("fault_extra")
@@ -67,7 +70,7 @@ def _memory(worker: Worker, instruction: int, span: int) -> Finding:
     Where several lanes are at fault: in global memory a misaligned one before one out of bounds, in shared
     and local memory the other way round; then the lowest.
     """
-    program = worker.run.launch.program
+    program = worker.program
     access = program.access[instruction]
     start = at.SCRATCH_ADDRESSES
     addresses = worker.context[start : start + 256].view(np.uint64)
@@ -143,8 +146,56 @@ def _in(address: int, space: str) -> bool:
     return not any(base <= address < base + WINDOW_BYTES for base in WINDOW.values())
 
 
+def hazard_of(
+    worker: Worker, instruction: int, warp: int, hazard: int, offset: int, words: int, shift: int, lane: int
+) -> Finding:
+    """The finding of a race; called before the access enters the worker's race state."""
+    arrays = worker.race[: 24 * worker.race_words].view(np.uint32).reshape(6, -1)
+    kind, tags, infos = {
+        at.READ_AFTER_WRITE: ("Read-After-Write", at.RACE_WRITER, at.RACE_WRITER_INFO),
+        at.WRITE_AFTER_WRITE: ("Write-After-Write", at.RACE_WRITER, at.RACE_WRITER_INFO),
+        at.WRITE_AFTER_READ: ("Write-After-Read", at.RACE_READER, at.RACE_READER_INFO),
+        at.WRITE_AFTER_SECOND_READ: ("Write-After-Read", at.RACE_SECOND, at.RACE_SECOND_INFO),
+    }[hazard]
+    epoch = worker.field("epoch")
+    number = np.arange(words)
+    where = offset // 4 + number
+    tag = arrays[tags][where]
+    clash = (tag >> 5 == epoch) & (tag & 31 != warp)
+    lanes = lane + (number >> shift)
+    # of several words the first one of the first lane, then the second words
+    part = number - ((lanes - lane) << shift)
+    at_word = min(np.flatnonzero(clash), key=lambda k: (part[k], lanes[k]))
+    place = int(where[at_word])
+    info = int(arrays[infos][place]) & ~at.RACE_ATOMIC & 0xFFFFFFFF
+    other_thread = 32 * int(tag[at_word] & 31) + (info & 31)
+    thread = 32 * warp + int(lanes[at_word])
+    other_instruction = info >> 5
+    if hazard == at.WRITE_AFTER_SECOND_READ:
+        other_instruction = int(arrays[at.RACE_READER_INFO][place]) >> 5
+    file, line = source_of(worker, instruction)
+    _, other_line = source_of(worker, other_instruction)
+    block, me = worker.where(thread)
+    _, other = worker.where(other_thread)
+    address = 4 * place
+    return Finding(
+        "racecheck",
+        f"Potential {kind} hazard in __shared__ memory",
+        file,
+        line,
+        block,
+        me,
+        address,
+        f"thread {me} here and thread {other} at line {other_line} use shared address {address:#x} "
+        f"with no barrier between them",
+    )
+
+
 def notes_of(run: Run) -> list[Finding]:
-    """initcheck of global memory: the lowest block's first read of unwritten memory for each source line."""
+    """What does not end a launch, of the lowest block for each source line.
+
+    Reads of global memory that nothing was written to, and races in shared memory.
+    """
     program, launch = run.launch.program, run.launch
     found: dict[tuple, Finding] = {}
     for number, i in enumerate(sorted(program.access)):
@@ -169,7 +220,7 @@ def notes_of(run: Run) -> list[Finding]:
             f"nothing was written at {start:#x} ({name})",
         )
         found.setdefault((finding.tool, finding.kind, file, line), finding)
-    return list(found.values())
-
-
-__all__ = ["Fault", "finding_of", "notes_of", "source_of"]
+    hazards = sorted((h for w in run.workers for h in w.hazards), key=lambda h: h[0])
+    for _, finding in hazards:
+        found.setdefault((finding.tool, finding.kind, finding.file, finding.line), finding)
+    return list(found.values())[:MAX_FINDINGS]

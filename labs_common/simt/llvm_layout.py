@@ -13,7 +13,7 @@ _FIELDS = (
     "local local_bytes local_total stop budget constants symbols ntid_x ntid_y ntid_z nctaid_x nctaid_y "
     "nctaid_z ctaid_x ctaid_y ctaid_z block threads warps_per_block next_block block_count block_list "
     "fault_block done fault fault_instruction fault_lane fault_address fault_warp fault_extra clock "
-    "shared_window local_window param_window param_bytes host call track_shared track_global notes order fault_mask swap access_counters slots_bytes uniform masked"
+    "shared_window local_window param_window param_bytes host call track_shared track_global notes order fault_mask swap access_counters slots_bytes uniform masked epoch race race_words race_seen report"
 ).split()
 CTX = {name: 8 * k for k, name in enumerate(_FIELDS)}
 SCRATCH_ADDRESSES = 1024  # 32 x i64
@@ -44,6 +44,7 @@ WARP_BUDGET = 32  # i64: instructions that the warp may still take
 WARP_CHUNK = 40  # i64: of those it has taken and not yet used
 WARP_VOTES = 48  # i32: predicates that its lanes brought to a barrier with reduction
 WARP_RESULT = 52  # i32: what that barrier gives
+WARP_NEXT = 56  # i32: in stepped code, the block that the warp's lowest lane enters next
 WARP_BARRIER = 64  # 32 x i32: barrier number that each lane waits at
 WARP_COUNT = 192  # 32 x i32: thread count that the barrier was given, 0: all threads of the block
 WARP_PCS = 320  # 32 x i32: 2 * block + (1: its barrier has been passed) + WAIT or PARK
@@ -56,7 +57,7 @@ WAIT = 1 << 29  # waits for lanes of its warp
 NEVER = 0x7FFFFFFF  # the pc of a lane that has exited
 
 # ---- what a warp function returns
-DONE, BARRIER, SWITCH, FAULT, STOP, BUDGET, STALL, SWAP = range(8)
+DONE, BARRIER, SWITCH, FAULT, STOP, BUDGET, STALL, SWAP, YIELD = range(9)
 
 # ---- fault kinds
 (
@@ -72,6 +73,13 @@ DONE, BARRIER, SWITCH, FAULT, STOP, BUDGET, STALL, SWAP = range(8)
 ) = range(1, 10)
 
 SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC, SPACE_PARAM, SPACE_CONST = range(6)
+# ---- race state of shared memory: six arrays of i32, one element for each word
+# A tag is epoch << 5 | warp, an info instruction << 5 | lane (of a writer: with RACE_ATOMIC).
+RACE_WRITER, RACE_WRITER_INFO, RACE_READER, RACE_READER_INFO, RACE_SECOND, RACE_SECOND_INFO = range(6)
+RACE_ATOMIC = 1 << 31
+RACE_EPOCHS = 1 << 26  # then the tags are cleared
+READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_SECOND_READ = range(4)
+
 # ---- notes: the first global read of unwritten memory at each access: seen, block, warp, lane, address
 NOTE_BYTES = 40
 CHUNK = 1 << 20  # warp instructions between two looks at the stop word

@@ -504,7 +504,7 @@ def access(module: Module) -> None:
     f.store(more, step)
     f.cond(f.icmp("ult", more, f.i64(32)), repeat, counted)
     f.label(counted)
-    count_access(f, addresses, f.load("i32", seen), mask, span)
+    count_access(f, addresses, f.load("i32", seen), mask, span, kind)
     f.ret(Value("true", "i1"))
 
     # neighbouring lanes, consecutive addresses
@@ -580,9 +580,17 @@ def access(module: Module) -> None:
     waves = f.bin("sub", f.bin("udiv", last, group), f.bin("udiv", first, group))
     f.add_to(counters, 8 * WAVEFRONTS, f.bin("add", waves, f.i64(1)))
     f.add_to(counters, 8 * SHARED_REQUESTS, f.i64(1))
+    race_after = f.start_if(f.icmp("ne", f.ctx("race"), f.i64(0)))
+    shift = f.resize(f.intrinsic("cttz", f.bin("lshr", span, f.i64(2)), flags=", i1 true"), "i32")
+    f.call(
+        "void", "race_run", "ptr %ctx", "ptr %warp", "i32 %instruction", str(kind), str(lowest), str(words),
+        str(shift), str(f.resize(first, "i32")),
+    )  # fmt: skip
+    f.end_if(race_after)
+    shared_end = f.label_name
     f.br(move)
     f.label(move)
-    place_ = f.phi([(Value(global_memory, "ptr"), global_end), (Value(shared_memory, "ptr"), shared_ok)]).name
+    place_ = f.phi([(Value(global_memory, "ptr"), global_end), (Value(shared_memory, "ptr"), shared_end)]).name
     scratch = f.pointer(data, f.bin("mul", first, span))
     f.cond(storing, to_memory, from_memory)
     f.label(to_memory)
@@ -628,13 +636,13 @@ def access(module: Module) -> None:
     f.label(copied)
     f.br(loop)
     f.label(leave)
-    count_access(f, addresses, f.load("i32", seen), mask, span)
+    count_access(f, addresses, f.load("i32", seen), mask, span, kind)
     f.ret(Value("true", "i1"))
     f.finish()
 
 
-def count_access(f: Function, addresses: str, seen: Value, mask: Value, span: Value) -> None:
-    """Add one warp instruction to its access's counters: %number; see ACCESS_COUNTERS."""
+def count_access(f: Function, addresses: str, seen: Value, mask: Value, span: Value, kind: Value) -> None:
+    """Add one warp instruction to its access's counters: %number; see ACCESS_COUNTERS. Look for races."""
     place_ = f.bin("mul", Value("%number", "i64"), f.i64(8 * ACCESS_COUNTERS))
     counters = f.pointer(f.ctx_pointer("access_counters"), place_)
     after = f.start_if(f.icmp("ne", f.bin("and", seen, f.i32(1)), f.i32(0)))
@@ -646,6 +654,12 @@ def count_access(f: Function, addresses: str, seen: Value, mask: Value, span: Va
     count = f.call("i64", "wavefronts", f"ptr {addresses}", str(mask), str(span))
     f.add_to(counters, 8 * WAVEFRONTS, count)
     f.add_to(counters, 8 * SHARED_REQUESTS, f.i64(1))
+    race_after = f.start_if(f.icmp("ne", f.ctx("race"), f.i64(0)))
+    f.call(
+        "void", "race_lanes", "ptr %ctx", "ptr %warp", "i32 %instruction", str(kind), str(mask), str(span),
+        "i32 %space",
+    )  # fmt: skip
+    f.end_if(race_after)
     f.end_if(after)
     after = f.start_if(f.icmp("ne", f.bin("and", seen, f.i32(4)), f.i32(0)))
     f.add_to(counters, 8 * LOCAL_REQUESTS, f.i64(1))
@@ -653,18 +667,180 @@ def count_access(f: Function, addresses: str, seen: Value, mask: Value, span: Va
 
 
 def count_atomic(module: Module) -> None:
-    """void count_atomic(ctx, number, seen, mask, span): the counters of one atom or red."""
+    """The counters of one atom or red."""
     f = Function(
         module,
         "count_atomic",
         "void",
-        [("ptr", "ctx"), ("i64", "number"), ("i32", "seen"), ("i32", "mask"), ("i64", "span")],
+        [
+            ("ptr", "ctx"),
+            ("ptr", "warp"),
+            ("i32", "instruction"),
+            ("i64", "number"),
+            ("i32", "space"),
+            ("i32", "seen"),
+            ("i32", "mask"),
+            ("i64", "span"),
+        ],
         internal=False, noinline=True,
     )
     f.begin()
     addresses = f.pointer("%ctx", at.SCRATCH_ADDRESSES)
     mask, span = Value("%mask", "i32"), Value("%span", "i64")
-    count_access(f, addresses, Value("%seen", "i32"), mask, span)
+    count_access(f, addresses, Value("%seen", "i32"), mask, span, f.i32(2))
+    f.ret()
+    f.finish()
+
+
+def race_run(module: Module) -> None:
+    """void race_run(ctx, warp, instruction, kind, offset, words, shift, lane): races of consecutive words.
+
+    Word k from the byte offset on is accessed by lane + (k >> shift). Two warps, one epoch of the block, at least
+    one write: the engine's report function is called, once for each instruction and kind of hazard.
+    """
+    f = Function(
+        module,
+        "race_run",
+        "void",
+        [
+            ("ptr", "ctx"),
+            ("ptr", "warp"),
+            ("i32", "instruction"),
+            ("i32", "kind"),
+            ("i64", "offset"),
+            ("i64", "words"),
+            ("i32", "shift"),
+            ("i32", "lane"),
+        ],
+        internal=False,
+        noinline=True,
+    )
+    f.begin()
+    words, kind, instruction = Value("%words", "i64"), Value("%kind", "i32"), Value("%instruction", "i32")
+    epoch = f.resize(f.ctx("epoch"), "i32")
+    tag = f.bin("or", f.bin("shl", epoch, f.i32(5)), f.resize(f.field("i64", "%warp", at.WARP_INDEX), "i32"))
+    word0 = f.bin("lshr", Value("%offset", "i64"), f.i64(2))
+    bytes_of_array = f.bin("mul", f.ctx("race_words"), f.i64(4))
+    base = f.pointer(f.ctx_pointer("race"), f.bin("mul", word0, f.i64(4)))
+    step = f.variable("i64", f.i64(0))
+    atomic = f.icmp("eq", kind, f.i32(2))
+    loop, body, done = f.new_label("loop"), f.new_label("body"), f.new_label("done")
+    f.br(loop)
+    f.label(loop)
+    k = f.load("i64", step)
+    f.cond(f.icmp("ult", k, words), body, done)
+    f.label(body)
+    lanes = f.lane_numbers("i64")
+    number = f.bin("add", f.spread(k), lanes)
+    active = f.icmp("ult", number, f.spread(words))
+    lane = f.bin("add", f.resize(number, "i32"), f.i32(0))
+    lane = f.bin("add", f.bin("lshr", lane, Value("%shift", "i32")), Value("%lane", "i32"))
+    info = f.bin("or", f.bin("shl", instruction, f.i32(5)), lane)
+    info = f.select(atomic, f.bin("or", info, const("i32", at.RACE_ATOMIC)), info)
+    here = f.pointer(base, f.bin("mul", k, f.i64(4)))
+
+    def array(index: int) -> str:
+        return f.pointer(here, f.bin("mul", bytes_of_array, f.i64(index)))
+
+    places = [array(index) for index in range(6)]
+    tags = f.spread(tag)
+
+    def elsewhere(value: Value) -> Value:
+        """Tags of this epoch and of another warp: they differ in the low five bits only."""
+        difference = f.bin("sub", f.bin("xor", value, tags), const("i32", 1))
+        return f.bin("and", f.icmp("ult", difference, const("i32", 31)), active)
+
+    writer = f.load("i32", places[at.RACE_WRITER], 32, align=4)
+    writer_info = f.load("i32", places[at.RACE_WRITER_INFO], 32, align=4)
+    clash = elsewhere(writer)
+    both_atomic = f.bin("and", f.spread(atomic), f.icmp("slt", writer_info, const("i32", 0)))
+    clash = f.bin("and", clash, f.bin("xor", both_atomic, const("i1", 1)))
+
+    def report(condition: Value, hazard: Value) -> None:
+        bits = f.mask_bits(condition)
+        after = f.start_if(f.icmp("ne", bits, f.i32(0)), "unlikely")
+        at_seen = f.bin("add", f.bin("mul", f.resize(instruction, "i64"), f.i64(4)), f.resize(hazard, "i64"))
+        seen = f.pointer(f.ctx_pointer("race_seen"), at_seen)
+        inner = f.start_if(f.icmp("eq", f.load("i8", seen), Value("0", "i8")))
+        f.store(Value("1", "i8"), seen)
+        f.line(
+            f"call void {f.ctx_pointer('report')}({f.ctx('host')}, {instruction}, "
+            f"{f.field('i64', '%warp', at.WARP_INDEX)}, {hazard}, i64 %offset, {words}, i32 %shift, i32 %lane)"
+        )
+        f.end_if(inner)
+        f.end_if(after)
+
+    reading = f.icmp("eq", kind, f.i32(0))
+    report(clash, f.select(reading, f.i32(at.READ_AFTER_WRITE), f.i32(at.WRITE_AFTER_WRITE)))
+    reader = f.load("i32", places[at.RACE_READER], 32, align=4)
+    reader_info = f.load("i32", places[at.RACE_READER_INFO], 32, align=4)
+    second = f.load("i32", places[at.RACE_SECOND], 32, align=4)
+    second_info = f.load("i32", places[at.RACE_SECOND_INFO], 32, align=4)
+    reads, writes, following = f.new_label("reads"), f.new_label("writes"), f.new_label("following")
+    f.cond(reading, reads, writes)
+    f.label(reads)
+    now = f.icmp("eq", f.bin("lshr", reader, f.i32(5)), f.spread(epoch))
+    fresh = f.bin("and", f.bin("xor", now, const("i1", 1)), active)
+    other = elsewhere(reader)
+    f.store(f.select(fresh, tags, reader), places[at.RACE_READER], align=4)
+    f.store(f.select(fresh, info, reader_info), places[at.RACE_READER_INFO], align=4)
+    f.store(f.select(other, tags, second), places[at.RACE_SECOND], align=4)
+    f.store(f.select(other, info, second_info), places[at.RACE_SECOND_INFO], align=4)
+    f.br(following)
+    f.label(writes)
+    report(elsewhere(reader), f.i32(at.WRITE_AFTER_READ))
+    report(elsewhere(second), f.i32(at.WRITE_AFTER_SECOND_READ))
+    f.store(f.select(active, tags, writer), places[at.RACE_WRITER], align=4)
+    f.store(f.select(active, info, writer_info), places[at.RACE_WRITER_INFO], align=4)
+    f.br(following)
+    f.label(following)
+    f.store(f.bin("add", k, f.i64(32)), step)
+    f.br(loop)
+    f.label(done)
+    f.ret()
+    f.finish()
+
+
+def race_lanes(module: Module) -> None:
+    """void race_lanes(ctx, warp, instruction, kind, mask, span, space): race_run for each lane's shared words."""
+    f = Function(
+        module,
+        "race_lanes",
+        "void",
+        [
+            ("ptr", "ctx"),
+            ("ptr", "warp"),
+            ("i32", "instruction"),
+            ("i32", "kind"),
+            ("i32", "mask"),
+            ("i64", "span"),
+            ("i32", "space"),
+        ],
+        noinline=True,
+    )
+    f.begin()
+    rest = f.variable("i32", Value("%mask", "i32"))
+    generic = f.icmp("eq", Value("%space", "i32"), f.i32(at.SPACE_GENERIC))
+    window = f.select(generic, f.ctx("shared_window"), f.i64(0))
+    words = f.intrinsic("umax", f.bin("lshr", Value("%span", "i64"), f.i64(2)), f.i64(1))
+    loop, body, mine, done = (f.new_label(s) for s in ("loop", "body", "mine", "done"))
+    f.br(loop)
+    f.label(loop)
+    m = f.load("i32", rest)
+    f.cond(f.icmp("ne", m, f.i32(0)), body, done)
+    f.label(body)
+    lane = f.intrinsic("cttz", m, flags=", i1 true")
+    f.store(f.bin("and", m, f.bin("sub", m, f.i32(1))), rest)
+    place_ = f.bin("add", f.bin("mul", f.resize(lane, "i64"), f.i64(8)), f.i64(at.SCRATCH_ADDRESSES))
+    offset = f.bin("sub", f.load("i64", f.pointer("%ctx", place_)), window)
+    f.cond(f.icmp("ult", offset, f.ctx("shared_size")), mine, loop)
+    f.label(mine)
+    f.call(
+        "void", "race_run", "ptr %ctx", "ptr %warp", "i32 %instruction", "i32 %kind", str(offset), str(words),
+        "i32 31", str(lane),
+    )  # fmt: skip
+    f.br(loop)
+    f.label(done)
     f.ret()
     f.finish()
 
@@ -729,13 +905,17 @@ def refill(module: Module) -> None:
     f.finish()
 
 
-def driver(module: Module) -> None:
+def driver(module: Module, stepped: bool) -> None:
     """i32 run(ctx, resume): takes blocks until none is left; 0, or FAULT, STOP, BUDGET, STALL, SWAP.
+
+    run_stepped is for stepped code, which comes back after each basic block: the warps at the lowest block go
+    first, so that the block's lanes run in the order of the NumPy engine.
 
     A stalled block (a barrier that not simply every thread of the block reached, all warps converged) is left
     to the caller, who may change warp states and call again with resume = 1.
     """
-    f = Function(module, "run", "i32", [("ptr", "ctx"), ("i32", "resume")], internal=False)
+    name = "run_stepped" if stepped else "run"
+    f = Function(module, name, "i32", [("ptr", "ctx"), ("i32", "resume")], internal=False)
     f.begin()
     warps = f.ctx("warps_per_block")
     stride = f.ctx("warp_stride")
@@ -795,6 +975,8 @@ def driver(module: Module) -> None:
     f.line(
         f"call void @llvm.memset.p0.i64(ptr {f.ctx_pointer('local')}, i8 0, {f.ctx('local_total')}, i1 false)"
     )
+    if stepped:
+        new_epoch(f)
     f.store(f.i64(0), w)
     f.br(init_loop)
     f.label(init_loop)
@@ -806,6 +988,7 @@ def driver(module: Module) -> None:
     f.store(f.field("i32", warp, at.WARP_FIRST), f.pointer(warp, at.WARP_ALIVE))
     f.store(f.i32(at.STATUS_READY), f.pointer(warp, at.WARP_STATUS))
     f.store(f.i32(0), f.pointer(warp, at.WARP_ENTERED))
+    f.store(f.i32(0), f.pointer(warp, at.WARP_NEXT))
     f.store(f.ctx("budget"), f.pointer(warp, at.WARP_BUDGET))
     f.store(f.i64(0), f.pointer(warp, at.WARP_CHUNK))
     slots = f.pointer(warp, at.WARP_SLOTS)
@@ -813,7 +996,37 @@ def driver(module: Module) -> None:
     f.store(f.bin("add", k, f.i64(1)), w)
     f.br(init_loop)
 
+    def run_one(warp: str, yielded: str, over: str) -> None:
+        """Run a warp until it yields, ends or waits."""
+        again, after_run = f.new_label("again"), f.new_label("after_run")
+        uniform, masked = f.new_label("uniform"), f.new_label("masked")
+        f.br(again)
+        f.label(again)
+        form = f.field("i32", warp, at.WARP_BLOCK)
+        f.cond(f.icmp("sge", form, f.i32(0)), uniform, masked)
+        f.label(uniform)
+        code_u = f.emit(f"call i32 {f.ctx_pointer('uniform')}(ptr %ctx, ptr {warp})", "i32")
+        f.br(after_run)
+        f.label(masked)
+        code_m = f.emit(f"call i32 {f.ctx_pointer('masked')}(ptr %ctx, ptr {warp})", "i32")
+        f.br(after_run)
+        f.label(after_run)
+        code = f.phi([(code_u, uniform), (code_m, masked)])
+        ended_label, parked_label, leave = f.new_label("ended"), f.new_label("parked"), f.new_label("leave")
+        cases = [(at.SWITCH, again), (at.DONE, ended_label), (at.BARRIER, parked_label), (at.YIELD, yielded)]
+        f.switch(code, leave, cases)
+        f.label(leave)
+        f.ret(code)
+        f.label(ended_label)
+        f.store(f.i32(at.STATUS_DONE), f.pointer(warp, at.WARP_STATUS))
+        f.br(over)
+        f.label(parked_label)
+        f.store(f.i32(at.STATUS_BARRIER), f.pointer(warp, at.WARP_STATUS))
+        f.br(over)
+
     f.label(sweep)
+    if stepped:
+        lowest_first(f, base, warps, stride, w, run_one, sweep)
     f.store(f.i64(0), w)
     f.store(f.i64(0), waiting)
     f.store(f.i64(0), ended)
@@ -824,31 +1037,14 @@ def driver(module: Module) -> None:
     f.cond(f.icmp("ult", k, warps), run_warp, decide)
     f.label(run_warp)
     warp = f.pointer(base, f.bin("mul", k, stride))
-    again, go, after_run = f.new_label("again"), f.new_label("go"), f.new_label("after_run")
-    uniform, masked = f.new_label("uniform"), f.new_label("masked")
-    status = f.field("i32", warp, at.WARP_STATUS)
-    f.cond(f.icmp("eq", status, f.i32(at.STATUS_READY)), again, settled)
-    f.label(again)
-    form = f.field("i32", warp, at.WARP_BLOCK)
-    f.cond(f.icmp("sge", form, f.i32(0)), uniform, masked)
-    f.label(uniform)
-    code_u = f.emit(f"call i32 {f.ctx_pointer('uniform')}(ptr %ctx, ptr {warp})", "i32")
-    f.br(after_run)
-    f.label(masked)
-    code_m = f.emit(f"call i32 {f.ctx_pointer('masked')}(ptr %ctx, ptr {warp})", "i32")
-    f.br(after_run)
-    f.label(after_run)
-    code = f.phi([(code_u, uniform), (code_m, masked)])
-    ended_label, parked_label, leave = f.new_label("ended"), f.new_label("parked"), f.new_label("leave")
-    f.switch(code, leave, [(at.SWITCH, again), (at.DONE, ended_label), (at.BARRIER, parked_label)])
-    f.label(leave)
-    f.ret(code)
-    f.label(ended_label)
-    f.store(f.i32(at.STATUS_DONE), f.pointer(warp, at.WARP_STATUS))
-    f.br(settled)
-    f.label(parked_label)
-    f.store(f.i32(at.STATUS_BARRIER), f.pointer(warp, at.WARP_STATUS))
-    f.br(settled)
+    if stepped:
+        f.br(settled)
+    else:
+        go = f.new_label("go")
+        status = f.field("i32", warp, at.WARP_STATUS)
+        f.cond(f.icmp("eq", status, f.i32(at.STATUS_READY)), go, settled)
+        f.label(go)
+        run_one(warp, settled, settled)
 
     f.label(settled)
     status = f.field("i32", warp, at.WARP_STATUS)
@@ -898,6 +1094,8 @@ def driver(module: Module) -> None:
     f.label(stall)
     f.ret(f.i32(at.STALL))
     f.label(open_label)
+    if stepped:
+        new_epoch(f)
     f.store(f.i64(0), w)
     open_loop, open_one = f.new_label("open_loop"), f.new_label("open_one")
     f.br(open_loop)
@@ -913,10 +1111,62 @@ def driver(module: Module) -> None:
     f.finish()
 
 
+def lowest_first(f: Function, base: str, warps: Value, stride: Value, w: str, run_one, sweep: str) -> None:
+    """One step of every ready warp that is at the lowest basic block; falls through where none is ready."""
+    lowest = f.variable("i32")
+    f.store(f.i32(at.NEVER), lowest)
+    f.store(f.i64(0), w)
+    look, look_at, looked = f.new_label("look"), f.new_label("look_at"), f.new_label("looked")
+    f.br(look)
+    f.label(look)
+    k = f.load("i64", w)
+    f.cond(f.icmp("ult", k, warps), look_at, looked)
+    f.label(look_at)
+    warp = f.pointer(base, f.bin("mul", k, stride))
+    ready = f.icmp("eq", f.field("i32", warp, at.WARP_STATUS), f.i32(at.STATUS_READY))
+    following = f.select(ready, f.field("i32", warp, at.WARP_NEXT), f.i32(at.NEVER))
+    f.store(f.intrinsic("smin", following, f.load("i32", lowest)), lowest)
+    f.store(f.bin("add", k, f.i64(1)), w)
+    f.br(look)
+    f.label(looked)
+    here = f.load("i32", lowest)
+    turn, turn_at, take, passed, settle = (f.new_label(s) for s in ("turn", "turn_at", "take", "passed", "settle"))
+    f.store(f.i64(0), w)
+    f.cond(f.icmp("eq", here, f.i32(at.NEVER)), settle, turn)
+    f.label(turn)
+    k = f.load("i64", w)
+    f.cond(f.icmp("ult", k, warps), turn_at, sweep)
+    f.label(turn_at)
+    warp = f.pointer(base, f.bin("mul", k, stride))
+    ready = f.icmp("eq", f.field("i32", warp, at.WARP_STATUS), f.i32(at.STATUS_READY))
+    f.cond(f.bin("and", ready, f.icmp("eq", f.field("i32", warp, at.WARP_NEXT), here)), take, passed)
+    f.label(take)
+    run_one(warp, passed, passed)
+    f.label(passed)
+    f.store(f.bin("add", k, f.i64(1)), w)
+    f.br(turn)
+    f.label(settle)
+
+
+def new_epoch(f: Function) -> None:
+    """The time between two barriers of a block; tags are cleared before their numbers run out."""
+    following = f.bin("add", f.ctx("epoch"), f.i64(1))
+    f.store(following, f.pointer("%ctx", CTX["epoch"]))
+    full = f.bin(
+        "and", f.icmp("uge", following, f.i64(at.RACE_EPOCHS)), f.icmp("ne", f.ctx("race"), f.i64(0))
+    )
+    after = f.start_if(full, "unlikely")
+    size = f.bin("mul", f.ctx("race_words"), f.i64(24))
+    f.line(f"call void @llvm.memset.p0.i64(ptr {f.ctx_pointer('race')}, i8 0, {size}, i1 false)")
+    f.store(f.i64(1), f.pointer("%ctx", CTX["epoch"]))
+    f.end_if(after)
+
+
 DECLARATIONS = (
     "declare i1 @place(ptr, ptr, ptr, i64, i32, i32, i32, i64, i32, i64, ptr, ptr)",
     "declare i1 @access(ptr, ptr, i32, i64, i32, i32, i64, i32)",
-    "declare void @count_atomic(ptr, i64, i32, i32, i64)",
+    "declare void @count_atomic(ptr, ptr, i32, i64, i32, i32, i32, i64)",
+    "declare void @race_run(ptr, ptr, i32, i32, i64, i64, i32, i32)",
     "declare i32 @refill(ptr, ptr)",
 )
 
@@ -924,6 +1174,8 @@ DECLARATIONS = (
 def text(triple: str, attributes: str) -> str:
     """The IR of everything in this module."""
     module = Module()
-    for part in (resolve, wavefronts, sectors, place, access, count_atomic, refill, driver):
+    for part in (resolve, wavefronts, sectors, race_run, race_lanes, place, access, count_atomic, refill):
         part(module)
+    for stepped in (False, True):
+        driver(module, stepped)
     return module.text(triple, attributes)

@@ -187,7 +187,7 @@ class Program:
             source = self.aliases.get(register.index, register)
             return source if isinstance(source, Register) and source.index not in constant else None
 
-        return _liveness(self, resolve)
+        return liveness(self, resolve)
 
     def _is_guarded(self, i: int) -> bool:
         return self.executed_in[i] != self.charged[i]
@@ -625,7 +625,7 @@ def _split(instructions: list[Instruction]) -> tuple[list[Block], list[int], lis
     return blocks, executed, charged
 
 
-def _liveness(
+def liveness(
     program: Program, resolve: Callable[[Register], Register | None]
 ) -> tuple[list[int], list[int]]:
     """Live registers at the start and end of each block, as bit sets; resolve gives what is read instead."""
@@ -739,5 +739,5 @@ def _build(module: Module, entry: str, function: Function) -> Program:
         charged=charged,
     )
     _accesses(program)
-    program.live_in, program.live_out = _liveness(program, lambda register: register)
+    program.live_in, program.live_out = liveness(program, lambda register: register)
     return program
