@@ -81,8 +81,7 @@ done:
 
 _RACE = """
 define i64 @f(i64 %n, i64 %index.o, i64 %bit.o, i64 %lane.o, i64 %epoch.o, i64 %span, i64 %kind,
-              i64 %instruction, i64 %seen.o, i64 %readers.o, i64 %writers.o, i64 %atomics.o,
-              i64 %rlane.o, i64 %wlane.o, i64 %rwhere.o, i64 %wwhere.o) {
+              i64 %instruction, i64 %state.o) {
 ; kind: 0 read, 1 write, 2 atomic; gives the first conflicting lane * 1024 + word of its access, or -1
 entry:
 {fields}
@@ -108,10 +107,10 @@ word:
   %k = phi i64 [ 0, %lanes ], [ %k2, %stored ]
   %found2 = phi i64 [ %found, %lanes ], [ %found3, %stored ]
   %at = add i64 %first, %k
-  %sp = getelementptr i32, ptr %seen, i64 %at
-  %rp = getelementptr i32, ptr %readers, i64 %at
-  %wp = getelementptr i32, ptr %writers, i64 %at
-  %ap = getelementptr i32, ptr %atomics, i64 %at
+  %sp = getelementptr [8 x i32], ptr %state, i64 %at, i64 0
+  %rp = getelementptr [8 x i32], ptr %state, i64 %at, i64 1
+  %wp = getelementptr [8 x i32], ptr %state, i64 %at, i64 2
+  %ap = getelementptr [8 x i32], ptr %state, i64 %at, i64 3
   %s = load i32, ptr %sp
   %current = icmp eq i32 %s, %e
   br i1 %current, label %check, label %renew
@@ -145,9 +144,9 @@ put:
 read:
   %r2 = or i32 %r, %b
   store i32 %r2, ptr %rp
-  %rl = getelementptr i32, ptr %rlane, i64 %at
+  %rl = getelementptr [8 x i32], ptr %state, i64 %at, i64 4
   store i32 %l, ptr %rl
-  %ri = getelementptr i32, ptr %rwhere, i64 %at
+  %ri = getelementptr [8 x i32], ptr %state, i64 %at, i64 6
   store i32 %what, ptr %ri
   br label %stored
 write:
@@ -155,9 +154,9 @@ write:
   %old = load i32, ptr %target
   %new = or i32 %old, %b
   store i32 %new, ptr %target
-  %wl = getelementptr i32, ptr %wlane, i64 %at
+  %wl = getelementptr [8 x i32], ptr %state, i64 %at, i64 5
   store i32 %l, ptr %wl
-  %wi = getelementptr i32, ptr %wwhere, i64 %at
+  %wi = getelementptr [8 x i32], ptr %state, i64 %at, i64 7
   store i32 %what, ptr %wi
   br label %stored
 stored:
@@ -255,5 +254,5 @@ def gather(width: int, count: int) -> Callable:
 
 @functools.cache
 def race() -> Callable:
-    """The hazard check of `races.Races`; see there for the arrays."""
+    """The hazard check of `races.Races`; see there for the arguments and the state."""
     return _compile(_RACE)

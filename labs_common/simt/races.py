@@ -25,9 +25,8 @@ class Races:
         self.batch = batch
         words = -(-batch.memory.shared.size // 4)
         self.epoch = np.ones(batch.block_count, np.int32)
-        self.state = [np.zeros(words, np.int32) for _ in range(8)]
-        # epoch of the sets; reading, writing, atomic warps; last reading and writing lane and instruction
-        self.ids = [id(array) for array in self.state]
+        # per word: epoch of the sets; reading, writing, atomic warps; last reading, writing lane; where
+        self.state = np.zeros((words, 8), np.int32)
         self.bit = np.int32(1) << (batch.thread_of // 32).astype(np.int32)
 
     def barrier(self, blocks: np.ndarray) -> None:
@@ -48,22 +47,20 @@ class Races:
         epoch = self.epoch[lanes.block]
         kind = 2 if atomic else int(write)
         found = numpy_native.race()(
-            lanes.n, id(index), id(bit), id(numbers), id(epoch), span, kind, i, *self.ids
+            lanes.n, id(index), id(bit), id(numbers), id(epoch), span, kind, i, id(self.state)
         )
         if found >= 0:
             at, k = divmod(found, 1024)
             self._report(lanes, i, at, int(index[at]) // 4 + k, int(bit[at]), kind)
 
     def _report(self, lanes: Lanes, i: int, at: int, word: int, bit: int, kind: int) -> None:
-        _, _, writers, atomics, reader, writer, read_at, written_at = self.state
-        by_writer = (int(writers[word]) | int(atomics[word])) & ~bit & 0xFFFFFFFF
-        if kind == 2:
-            by_writer = int(writers[word]) & ~bit & 0xFFFFFFFF
-        if by_writer:
-            other, where = int(writer[word]), int(written_at[word])
+        _, _, writers, atomics, reader, writer, read_at, written_at = self.state[word].tolist()
+        conflicting = writers if kind == 2 else writers | atomics
+        if conflicting & ~bit & 0xFFFFFFFF:
+            other, where = writer, written_at
             hazard = "Write-After-Write" if kind else "Read-After-Write"
         else:
-            other, where, hazard = int(reader[word]), int(read_at[word]), "Write-After-Read"
+            other, where, hazard = reader, read_at, "Write-After-Read"
         batch = self.batch
         block, thread = lanes.who(at)
         other_thread = batch.who(other)[1]
