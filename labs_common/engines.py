@@ -401,15 +401,17 @@ class SimulatorEngine(Engine):
         estimate = call.kernels[launch.entry].estimate(
             launch.grid, launch.block, call.arguments, launch.shared_bytes
         )
-        seconds = estimate.lane_instructions / (RATES[self.core] * (os.cpu_count() or 1))
+        if estimate is None:
+            return
+        cores = (os.cpu_count() or 1) if self.core == "llvm" else 1
+        seconds = estimate.seconds / cores
         if seconds <= MAX_SECONDS:
             return
-        shrink = MAX_SECONDS / 4 / seconds
-        longest = max(1, int(max(problem.context_lengths) * shrink))
+        longest = max(1, int(max(problem.context_lengths) * MAX_SECONDS / 4 / seconds))
         raise TooLong(
-            f"{launch.entry} on {problem}: {'about' if estimate.finished else 'at least'} "
-            f"{estimate.lane_instructions / 1e9:,.0f} G lane-instructions, {seconds:,.0f} s here, more than "
-            f"the {MAX_SECONDS} s that are run unasked. Take contexts of {longest:,} tokens, or --force it"
+            f"{launch.entry} on {problem}: "
+            f"about {estimate.lane_instructions / 1e9:,.0f} G lane-instructions, {seconds:,.0f} s here, more than the {MAX_SECONDS} s that are run unasked. "
+            f"Take contexts of {longest:,} tokens, or --force it"
         )
 
 

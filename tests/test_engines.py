@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from labs_common.check import CHECK_PROBLEMS
 from labs_common.compare import compare
 from labs_common.compiler import CompileError
-from labs_common.engines import INPUTS_STRUCT, PROBLEM_STRUCT, LaunchError, pointer_struct
+from labs_common.engines import (
+    INPUTS_STRUCT,
+    PROBLEM_STRUCT,
+    LaunchError,
+    SimulatorEngine,
+    TooLong,
+    pointer_struct,
+)
 from labs_common.inputs import make_inputs
 from labs_common.problem import PRESETS, Problem
 from labs_common.reference import reference
@@ -284,3 +291,13 @@ def test_one_bad_kernel_does_not_fail_the_next(engine):
 
     for stage in FIRST_STAGES:
         assert compare(engine.run(stage, problem, inputs).output, reference(problem, inputs)).ok
+
+
+def test_a_simulation_of_minutes_is_refused_with_an_estimate_and_a_smaller_problem():
+    problem = Problem(32, 8, 128, 16, (1024,) * 64, name="big")
+    engine = SimulatorEngine(core="numpy")
+
+    with pytest.raises(
+        TooLong, match=r"G lane-instructions, [\d,]+ s here.*contexts of [\d,]+ tokens.*--force"
+    ):
+        engine.run(find_stage(0), problem, make_inputs(problem))

@@ -592,7 +592,7 @@ def test_sampled_estimate_leaves_memory_as_it_was():
 
     assert out.get().tolist() == [0] * 32
     assert estimate.lane_instructions == 100 * 32 * (4 + 30 + 1 + 4)
-    assert estimate.finished and estimate.blocks_run < 100
+    assert estimate.blocks_run < 100
 
 
 def test_blocks_are_numbered_so_that_joins_come_after_their_branches():

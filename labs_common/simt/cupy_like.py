@@ -8,7 +8,8 @@ space per process; launches are synchronous.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +17,16 @@ import numpy as np
 
 from . import launch as launching
 from .arguments import check_arguments
-from .errors import LaunchError
+from .errors import BudgetError, Fault, LaunchError
 from .launch import ALL_CHECKS, Launch, Result
 from .memory import AddressSpace, Allocation
 from .parse import Module, parse
 from .program import Program, build
 
 SPACE = AddressSpace()
-RATES = {"numpy": 0.4e9, "llvm": 4e9}  # lane-instructions per second to expect, for estimates
+RATES = {"numpy": 0.4e9, "llvm": 4e9}  # lane-instructions per second and core to expect, for estimates
+SAMPLE_BLOCKS = 4
+COPIED_BYTES = 64 << 20  # allocations up to this size are put back after a sample
 
 float16, float32, float64 = np.float16, np.float32, np.float64
 int8, int16, int32, int64 = np.int8, np.int16, np.int32, np.int64
@@ -219,17 +222,15 @@ def run_launch(launch: Launch, addresses: dict[str, int], engine: str) -> Result
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a launch will cost, from running some of its blocks.
+    """What a launch will cost, extrapolated from blocks_run of its blocks.
 
-    blocks_run of blocks ran (memory was put back as it was); finished is False where even they took longer
-    than the sample was allowed, so that the figures are lower bounds.
+    seconds: on one core, at the rate that the module's engine usually has.
     """
 
     blocks: int
     blocks_run: int
     lane_instructions: float
     seconds: float
-    finished: bool
 
 
 class RawModule:
@@ -374,20 +375,43 @@ class RawKernel:
         if result.output:
             print(result.output, end="")
 
-    def estimate(
-        self, grid: Any, block: Any, args: Sequence[Any], shared_mem: int = 0, *, seconds: float = 2.0
-    ) -> Estimate:
+    def estimate(self, grid: Any, block: Any, args: Sequence[Any], shared_mem: int = 0) -> Estimate | None:
         """What the launch would cost, from a few blocks spread over the grid; memory is left as it was.
 
-        seconds: how long the sample may take. Raises what the launch would.
+        None where those blocks stop at a fault or at the budget, which the launch itself then tells. They run as
+        machine code, whatever engine the module has.
         """
-        from . import numpy_engine
-
         launch = self.prepare(grid, block, args, shared_mem)
-        count = min(launch.block_count, 6)
+        count = min(launch.block_count, SAMPLE_BLOCKS)
         chosen = tuple(int(b) for b in np.linspace(0, launch.block_count - 1, count).round())
-        sample = numpy_engine.sample(replace(launch, blocks=chosen, checks=frozenset()), SPACE,
-                                     self.module._addresses, seconds)  # fmt: skip
-        counters, finished = sample
+        sample = replace(launch, blocks=chosen, checks=frozenset())
+        with _unchanged(SPACE.allocations):
+            try:
+                counters = run_launch(sample, self.module._addresses, "llvm").counters
+            except (Fault, BudgetError):
+                return None
         lanes = counters.lane_instructions * launch.block_count / count
-        return Estimate(launch.block_count, count, lanes, lanes / RATES[self.module.engine], finished)
+        return Estimate(launch.block_count, count, lanes, lanes / RATES[self.module.engine])
+
+
+@contextmanager
+def _unchanged(allocations: Sequence[Allocation]) -> Iterator[None]:
+    """Memory as it was when the context was entered: small allocations copied, large ones not writable."""
+    copies, locked = [], []
+    for allocation in allocations:
+        if allocation.size <= COPIED_BYTES:
+            marks = None if allocation.written is None else allocation.written.copy()
+            copies.append((allocation, allocation.host.copy(), marks))
+        elif allocation.host.flags.writeable:
+            locked.append(allocation)
+            allocation.host.flags.writeable = False
+    try:
+        yield
+    finally:
+        for allocation, data, marks in copies:
+            if allocation.host.flags.writeable:
+                allocation.host[...] = data
+            if marks is not None:
+                allocation.written[...] = marks
+        for allocation in locked:
+            allocation.host.flags.writeable = True
