@@ -1,0 +1,218 @@
+"""The hidden problems that a kernel is graded on: every class of known mistake, drawn from a secret seed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from labs_common.inputs import Inputs, make_inputs
+from labs_common.layouts import from_nhd, to_nhd
+from labs_common.plans import Device
+from labs_common.problem import Problem
+from labs_common.stages import Stage
+@dataclass(frozen=True)
+class Case:
+    """One hidden problem.
+
+    Attributes:
+        kind: short name of its class; the rubric's weights and the reports go by it.
+        title: what the class asks of a kernel. It names no hidden value, for students read it.
+        problem: shapes.
+        calls: the inputs of each launch, in order; the module's state lives from one to the next.
+        far: whether the second half of the pages lies 2^31 elements away from the first.
+    """
+
+    kind: str
+    title: str
+    problem: Problem
+    calls: tuple[Inputs, ...]
+    far: bool = False
+
+
+TITLES = {
+    "plain": "whole pages, head_dim 64 or 128",
+    "partial_page": "contexts that end within a page; NaN behind their end",
+    "empty": "empty contexts and contexts of one token in the batch",
+    "head_dim": "a head_dim that is neither 64 nor 128",
+    "wide_head": "a head_dim above 128",
+    "group": "a group of query heads whose size is no power of two",
+    "page_size": "pages that do not have 16 tokens",
+    "table": "shared pages, a table wider than the contexts, and nonsense in its unused entries",
+    "needle": "one token with nearly all the weight, where kernels lose tokens",
+    "extreme": "scores far beyond what exp can take without subtracting the maximum",
+    "long": "long and short contexts in one batch, at the edges of splits",
+    "far": "a cache of more than 2^31 elements",
+    "half": "float16 inputs and output, with fp32 accumulation",
+    "layout": "the stage's other cache layouts",
+}
+
+
+def grading_cases(stage: Stage, seed: str, device: Device | None = None) -> tuple[Case, ...]:
+    """The hidden problems of a stage.
+
+    Args:
+        stage: problems that it does not take are left out.
+        seed: secret of the grading run; the same for every student.
+        device: whose limits the stage's plans keep.
+    """
+    makers = (_plain, _partial_page, _empty, _head_dim, _wide_head, _group, _page_size, _table, _needle,
+              _extreme, _long, _far, _half, _layout)  # fmt: skip
+    cases = []
+    for maker in makers:
+        kind = maker.__name__[1:]
+        for case in maker(kind, generator(seed, stage.id, kind)):
+            if stage.supports(case.problem, device) is None:
+                cases.append(case)
+    return tuple(cases)
+
+
+def generator(seed: str, *names: str) -> np.random.Generator:
+    """Random numbers that follow from the secret and the names alone."""
+    digest = hashlib.sha256("\0".join((seed, *names)).encode()).digest()
+    return np.random.default_rng(np.frombuffer(digest, np.uint32))
+
+
+def structure_problem(stage: Stage, seed: str, device: Device | None = None) -> Case:
+    """The problem on which a kernel's structure is counted: larger, so that loops outweigh prologues."""
+    random = generator(seed, stage.id, "structure")
+    dtype = "float16" if "float16" in stage.dtypes else "float32"
+    lengths = tuple(int(n) for n in random.permutation([random.integers(500, 600), random.integers(200, 255)]))
+    problem = Problem(8, 2, 128, 16, lengths, dtype=dtype, name="structure")
+    return Case("structure", "the counts behind the structure marks", problem, _random_calls(problem, random, 1))
+
+
+def _random_calls(problem: Problem, random: np.random.Generator, count: int) -> tuple[Inputs, ...]:
+    return tuple(make_inputs(problem, int(random.integers(2**63))) for _ in range(count))
+
+
+def _case(kind: str, problem: Problem, calls: tuple[Inputs, ...], far: bool = False) -> Case:
+    return Case(kind, TITLES[kind], problem.replace(name=kind), calls, far)
+
+
+def _simple(kind: str, random: np.random.Generator, problem: Problem, calls: int = 1) -> list[Case]:
+    return [_case(kind, problem, _random_calls(problem, random, calls))]
+
+
+def _lengths(random: np.random.Generator, low: int, high: int, count: int) -> tuple[int, ...]:
+    return tuple(int(n) for n in random.integers(low, high, count))
+
+
+def _plain(kind: str, random: np.random.Generator) -> list[Case]:
+    lengths = tuple(16 * n for n in _lengths(random, 2, 7, 3))
+    problem = Problem(8, 2, int(random.choice([64, 128])), 16, lengths)
+    return _simple(kind, random, problem, calls=3)
+
+
+def _partial_page(kind: str, random: np.random.Generator) -> list[Case]:
+    lengths = (int(random.integers(33, 47)), int(random.integers(2, 15)), 17 + 16 * int(random.integers(1, 4)))
+    return _simple(kind, random, Problem(4, 2, 128, 16, lengths), calls=2)
+
+
+def _empty(kind: str, random: np.random.Generator) -> list[Case]:
+    lengths = random.permutation([0, 1, 16, 0, int(random.integers(20, 60))])
+    return _simple(kind, random, Problem(4, 1, 64, 16, tuple(int(n) for n in lengths)))
+
+
+def _head_dim(kind: str, random: np.random.Generator) -> list[Case]:
+    dim = int(random.choice([24, 40, 72, 80, 96, 104, 120]))
+    return _simple(kind, random, Problem(4, 2, dim, 16, _lengths(random, 18, 50, 2)))
+
+
+def _wide_head(kind: str, random: np.random.Generator) -> list[Case]:
+    dim = int(random.choice([160, 192, 224, 256]))
+    return _simple(kind, random, Problem(4, 2, dim, 16, _lengths(random, 18, 50, 2)))
+
+
+def _group(kind: str, random: np.random.Generator) -> list[Case]:
+    size, heads = int(random.choice([3, 5, 6, 7])), int(random.choice([2, 3]))
+    return _simple(kind, random, Problem(size * heads, heads, 64, 16, _lengths(random, 18, 50, 2)))
+
+
+def _page_size(kind: str, random: np.random.Generator) -> list[Case]:
+    size = int(random.choice([8, 24, 32]))
+    return _simple(kind, random, Problem(4, 2, 128, size, _lengths(random, size + 1, 4 * size, 2)))
+
+
+def _table(kind: str, random: np.random.Generator) -> list[Case]:
+    """More columns than any context needs, all behind the used ones nonsense; the first page is shared."""
+    problem = Problem(4, 2, 64, 16, _lengths(random, 20, 70, 3))
+    (inputs,) = _random_calls(problem, random, 1)
+    pages = len(inputs.key_cache)
+    extra = random.choice(
+        np.array([-1, pages, 10**6, -(2**31)], np.int32), (problem.batch, int(random.integers(2, 6)))
+    )
+    tables = np.ascontiguousarray(np.concatenate([inputs.block_tables, extra], axis=1))
+    return [_case(kind, problem, (dataclasses.replace(inputs, block_tables=tables),))]
+
+
+def _needle(kind: str, random: np.random.Generator) -> list[Case]:
+    """In every sequence one token outweighs all others: the last, the first of a page, the edges of splits."""
+    places = [(45, 44), (33, 32), (32, 31), (40, 15), (35, 0), (273, 256), (260, 255), (270, 269)]
+    chosen = random.permutation(len(places) - 3)[:3]
+    pairs = [places[i] for i in chosen] + places[-3:]
+    problem = Problem(4, 2, 64, 16, tuple(length for length, _ in pairs))
+    (inputs,) = _random_calls(problem, random, 1)
+    query = inputs.query.astype(np.float64).reshape(problem.batch, problem.kv_heads, problem.group_size, -1)
+    shared = random.standard_normal((problem.batch, problem.kv_heads, 1, problem.head_dim))
+    query = (shared + 0.2 * query).astype(np.float32)  # the heads of a group agree on what they look for
+    key, value = (a.copy() for a in to_nhd(problem, inputs.key_cache, inputs.value_cache))
+    first_pages = set()
+    for row, (_, token) in enumerate(pairs):
+        page, slot = inputs.block_tables[row, token // problem.page_size], token % problem.page_size
+        if token < problem.page_size and page in first_pages:
+            continue  # a shared page has one needle
+        first_pages.add(int(inputs.block_tables[row, 0]))
+        key[page, slot] = 1.5 * shared[row, :, 0]
+    key, value = from_nhd(problem, key, value)
+    query = np.ascontiguousarray(query.reshape(inputs.query.shape))
+    return [_case(kind, problem, (dataclasses.replace(inputs, query=query, key_cache=key, value_cache=value),))]
+
+
+def _extreme(kind: str, random: np.random.Generator) -> list[Case]:
+    """Scores of some hundreds to 10^5, all negative in one sequence and rising steadily in another."""
+    problem = Problem(4, 2, 128, 16, (5 + int(random.integers(0, 10)), 20 + int(random.integers(0, 10))))
+    (inputs,) = _random_calls(problem, random, 1)
+    query = np.full_like(inputs.query, 40.0)
+    key, value = (a.copy() for a in to_nhd(problem, inputs.key_cache, inputs.value_cache))
+    for row, length in enumerate(problem.context_lengths):
+        for token in range(length):
+            page, slot = inputs.block_tables[row, token // 16], token % 16
+            key[page, slot] = -48.0 if row == 0 else np.float32(0.01 * token)
+            value[page, slot] = value[page, slot] + np.float32(token)
+    key, value = from_nhd(problem, key, value)
+    scale = 1.0 if random.integers(2) else 0.5
+    return [
+        _case(
+            kind,
+            problem,
+            (dataclasses.replace(inputs, query=query, key_cache=key, value_cache=value, scale=scale),),
+        )
+    ]
+
+
+def _long(kind: str, random: np.random.Generator) -> list[Case]:
+    edge = int(random.choice([512, 768]))
+    lengths = [1, 15, 16, edge - 1, edge, edge + 1, int(random.integers(900, 1100))]
+    chosen = tuple(int(n) for n in random.permutation(lengths))
+    return _simple(kind, random, Problem(4, 2, 64, 16, chosen))
+
+
+def _far(kind: str, random: np.random.Generator) -> list[Case]:
+    problem = Problem(4, 4, 128, 16, _lengths(random, 40, 60, 2))
+    return [_case(kind, problem, _random_calls(problem, random, 1), far=True)]
+
+
+def _half(kind: str, random: np.random.Generator) -> list[Case]:
+    lengths = (int(random.integers(300, 400)), int(random.integers(20, 40)))
+    return _simple(kind, random, Problem(12, 2, 128, 16, lengths, dtype="float16"))
+
+
+def _layout(kind: str, random: np.random.Generator) -> list[Case]:
+    cases = []
+    for layout in ("HND", "packed"):
+        problem = Problem(4, 2, 128, 16, _lengths(random, 18, 50, 2), layout=layout)
+        cases += _simple(kind, random, problem)
+    return cases
