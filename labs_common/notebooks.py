@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import base64
 import itertools
+import json
 import os
 import re
 import signal
@@ -301,9 +302,11 @@ def _shown(cell: NotebookNode) -> Iterable[str]:
         elif output.output_type == "error":
             yield f"error: {output.ename}: {output.evalue}"
         else:
-            for kind, data in output.data.items():
+            # A notebook that was written has its keys sorted, a fresh one has not.
+            for kind, data in sorted(output.data.items()):
                 if kind == "image/png":
-                    yield f"chart: {output.metadata.get(DATA_KEY) or f'without data, {next(_NEVER_EQUAL)}'}"
+                    figures = output.metadata.get(DATA_KEY) or f"without data, {next(_NEVER_EQUAL)}"
+                    yield f"chart: {json.dumps(figures, sort_keys=True, ensure_ascii=False)}"
                 else:
                     yield f"{kind}: {data}"
 
