@@ -52,9 +52,7 @@ def analyse(program: Program) -> Analysis:
     result = Analysis()
     result.computed = {r.index for i in program.launch_constants for r in writes(program.instructions[i])}
     result.constants = {
-        index: value
-        for index, value in program.aliases.items()
-        if isinstance(value, Immediate | Symbol)
+        index: value for index, value in program.aliases.items() if isinstance(value, Immediate | Symbol)
     }
     result.computed -= set(result.constants)
     result.skipped = set(program.launch_constants)
@@ -273,7 +271,9 @@ def chains(program: Program) -> Chains:
     return result
 
 
-_FLUSHING = frozenset(("add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "min", "max"))
+_FLUSHING = frozenset(
+    ("add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "min", "max")
+)
 
 
 def _find_flushed(program: Program, analysis: Analysis) -> None:

@@ -81,18 +81,22 @@ class Native:
     engine: llvm.ExecutionEngine  # owns the code
 
 
-def load(data: bytes, level: int) -> Native:
-    """Map an object file beside the runtime's. Raises RuntimeError for one that LLVM does not take."""
+def map_objects(parts: list[bytes]) -> llvm.ExecutionEngine:
+    """Object files in memory, linked with each other; the engine owns them."""
     empty = llvm.parse_assembly(f'target triple = "{host()[0]}"')
-    engine = llvm.create_mcjit_compiler(empty, _target_machine(level))
-    engine.add_object_file(llvm.ObjectFileRef.from_data(runtime_object()))
-    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine = llvm.create_mcjit_compiler(empty, _target_machine(OPTIMISED))
+    for data in parts:
+        engine.add_object_file(llvm.ObjectFileRef.from_data(data))
     engine.finalize_object()
+    return engine
+
+
+def load(data: bytes, level: int) -> Native:
+    """Map an object file beside the runtime's."""
+    engine = map_objects([runtime_object(), data])
     run, stepped, setup, uniform, masked = (
         engine.get_function_address(name) for name in ("run", "run_stepped", "setup", "uniform", "masked")
     )
-    if not (run and stepped and setup and uniform and masked):
-        raise RuntimeError("the object file lacks a function")
     driver = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
     return Native(
         driver(run),
@@ -111,11 +115,7 @@ def runtime_object() -> bytes:
     name = key("runtime")
     kept = fetch(name)
     if kept is not None:
-        try:
-            llvm.ObjectFileRef.from_data(kept.data)
-            return kept.data
-        except RuntimeError:
-            pass
+        return kept.data
     data = build(llvm_runtime.text(host()[0], ATTRIBUTES), OPTIMISED)
     keep(name, Kept(OPTIMISED, 0, data))
     return data

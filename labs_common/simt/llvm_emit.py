@@ -23,7 +23,18 @@ from .llvm_runtime import ACCESS_COUNTERS, Function
 from .llvm_text import WARP, Module, Value, const
 from .memory import WINDOW
 from .ops import Operation, operands, operation
-from .parse import TYPE_BYTES, Address, Immediate, Instruction, Negated, Register, Sink, Special, Symbol, bits_of
+from .parse import (
+    TYPE_BYTES,
+    Address,
+    Immediate,
+    Instruction,
+    Negated,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    bits_of,
+)
 from .program import Access, Block, Program, liveness
 
 _SPACES = {
@@ -150,7 +161,9 @@ class Code:
                 return value
             if type_ in ("f16", "bf16") and operand.kind != "int":
                 raise UnsupportedError(f"a {operand.kind} literal as {type_} is not simulated", self.line)
-            return const(ir_type(type_), bits_of(operand, type_ if type_ == "pred" else f"b{ir_type(type_)[1:]}"))
+            return const(
+                ir_type(type_), bits_of(operand, type_ if type_ == "pred" else f"b{ir_type(type_)[1:]}")
+            )
         if isinstance(operand, Register):
             value = self.read(operand)
             return self.typed(value, operand, type_)
@@ -226,7 +239,10 @@ class Code:
             return f.resize(f.field("i64", "%warp", at.WARP_INDEX), "i32")
         if name == "nwarpid":
             return f.resize(f.field("i64", "%ctx", CTX["warps_per_block"], True), "i32")
-        if name in ("smid", "gridid", "clusterid", "cluster_ctarank") or kind in ("clusterid", "cluster_ctaid"):
+        if name in ("smid", "gridid", "clusterid", "cluster_ctarank") or kind in (
+            "clusterid",
+            "cluster_ctaid",
+        ):
             return const("i32", 0)
         if name == "nsmid" or kind in ("nclusterid", "cluster_nctaid", "cluster_nctarank"):
             return const("i32", 1)
@@ -283,24 +299,14 @@ class Code:
 
     def alu(self, row: Operation) -> None:
         targets, sources = operands(self.instruction)
-        if self.instruction.opcode == "isspacep":
-            values = [self.source(sources[0], "u64")]
-            made = self.in_space(values[0], self.instruction.modifiers[0].split("::")[0])
-        else:
-            function = emitter(row, WINDOW)
-            if function is None:
-                raise UnsupportedError(f"{self.instruction.name} is not simulated", self.line)
-            values = [self.source(o, t) for o, t in zip(sources, row.sources, strict=True)]
-            made = function(self.e, *values)
+        function = emitter(row, WINDOW)
+        if function is None:
+            raise UnsupportedError(f"{self.instruction.name} is not simulated by this engine", self.line)
+        values = [self.source(o, t) for o, t in zip(sources, row.sources, strict=True)]
+        made = function(self.e, *values)
         made = made if isinstance(made, tuple) else (made,)
         for target, value, type_ in zip(targets, made, row.results, strict=True):
             self.result(target, value, type_)
-
-    def in_space(self, address: Value, space: str) -> Value:
-        f = self.f
-        if space in WINDOW:
-            return f.icmp("ult", f.bin("sub", address, const("i64", WINDOW[space])), const("i64", 1 << 24))
-        return f.icmp("ult", address, const("i64", WINDOW["shared"]))
 
     # ---- memory
 
@@ -339,7 +345,9 @@ class Code:
         data = None
         if store:
             values = self.values_of(sources)
-            parts = [self.f.spread(self.bits_of_source(o, t)) for o, t in zip(values, row.sources, strict=True)]
+            parts = [
+                self.f.spread(self.bits_of_source(o, t)) for o, t in zip(values, row.sources, strict=True)
+            ]
             data = self.interleave(parts)
         loaded = self.load_or_store(access, address, span, data, scalar)
         if store:
@@ -375,9 +383,7 @@ class Code:
 
         def pair(a: Value, b: Value, pattern: list[int]) -> Value:
             listed = ", ".join(f"i32 {n}" for n in pattern)
-            return f.emit(
-                f"shufflevector {a}, {b}, <{len(pattern)} x i32> <{listed}>", type_, len(pattern)
-            )
+            return f.emit(f"shufflevector {a}, {b}, <{len(pattern)} x i32> <{listed}>", type_, len(pattern))
 
         if count == 2:
             return pair(*parts, [i + 32 * k for i in range(WARP) for k in range(2)])
@@ -441,7 +447,9 @@ class Code:
                 delta = f.field("i64", entry, at.CACHE_DELTA)
                 pointer = f.pointer_of(f.bin("add", first, delta))
                 if space != at.SPACE_CONST:
-                    self.mark_sectors(entry, first, offset, span, one_lane, counters, space == at.SPACE_GENERIC)
+                    self.mark_sectors(
+                        entry, first, offset, span, one_lane, counters, space == at.SPACE_GENERIC
+                    )
             else:
                 pointer = f.pointer(f.field("ptr", "%ctx", CTX["shared"], True).name, offset)
                 waves = const("i64", 1 if span <= 4 else span // 4)
@@ -573,7 +581,9 @@ class Code:
         f.add_to(self.counters, counters + 8 * runtime.SECTORS, number)
         if generic:
             f.add_to(self.counters, counters + 8 * runtime.GLOBAL_REQUESTS, const("i64", 1))
-        marks = f.pointer(f.field("ptr", entry, at.CACHE_SECTORS).name, f.bin("lshr", offset, const("i64", 8)))
+        marks = f.pointer(
+            f.field("ptr", entry, at.CACHE_SECTORS).name, f.bin("lshr", offset, const("i64", 8))
+        )
         within = f.resize(f.bin("and", f.bin("lshr", offset, const("i64", 5)), const("i64", 7)), "i32")
         bits = f.bin("shl", bits, within)
         f.store(f.bin("or", f.load("i32", marks, align=1), bits), marks, align=1)
@@ -612,7 +622,9 @@ class Code:
         lane = f.intrinsic("cttz", m, flags=", i1 true")
         f.store(f.bin("and", m, f.bin("sub", m, const("i32", 1))), rest)
         wide = f.resize(lane, "i64")
-        where = f.load("i64", f.pointer(f.pointer("%ctx", at.SCRATCH_ADDRESSES), f.bin("mul", wide, const("i64", 8))))
+        where = f.load(
+            "i64", f.pointer(f.pointer("%ctx", at.SCRATCH_ADDRESSES), f.bin("mul", wide, const("i64", 8)))
+        )
         ok = f.call(
             "i1", "place", "ptr %ctx", "ptr %warp", f"ptr {entry}", f"i64 {number}", f"i32 {self.index}",
             f"i32 {_SPACES[access.space]}", "i32 2", f"i64 {width}", str(lane), str(where),
@@ -634,13 +646,12 @@ class Code:
         old = Value(old_name, element)
         new = self.combine(row, type_, old, mine)
         pair = f.fresh()
-        f.line(
-            f"{pair} = cmpxchg ptr {memory}, {old}, {new} seq_cst seq_cst, align {width}"
-        )
+        f.line(f"{pair} = cmpxchg ptr {memory}, {old}, {new} seq_cst seq_cst, align {width}")
         found = f.emit(f"extractvalue {{ {element}, i1 }} {pair}, 0", element)
         swapped = f.emit(f"extractvalue {{ {element}, i1 }} {pair}, 1", "i1")
         f.lines.insert(
-            at_phi, f"  {old_name} = phi {element} [ {initial.name}, %{before} ], [ {found.name}, %{f.label_name} ]"
+            at_phi,
+            f"  {old_name} = phi {element} [ {initial.name}, %{before} ], [ {found.name}, %{f.label_name} ]",
         )
         f.cond(swapped, next_, again, "likely")
         f.label(next_)
@@ -649,8 +660,16 @@ class Code:
         f.label(leave)
         counted = f.new_label("counted")
         f.call(
-            "void", "count_atomic", "ptr %ctx", "ptr %warp", f"i32 {self.index}", f"i64 {number}",
-            f"i32 {_SPACES[access.space]}", str(f.load("i32", seen)), str(self.mask), f"i64 {width}",
+            "void",
+            "count_atomic",
+            "ptr %ctx",
+            "ptr %warp",
+            f"i32 {self.index}",
+            f"i64 {number}",
+            f"i32 {_SPACES[access.space]}",
+            str(f.load("i32", seen)),
+            str(self.mask),
+            f"i64 {width}",
         )
         f.br(counted)
         f.label(counted)
@@ -923,7 +942,9 @@ class Code:
     def trap(self, block: Block) -> None:
         f = self.f
         lane = f.intrinsic("cttz", self.mask, flags=", i1 true")
-        runtime.fault(f, at.TRAPPED, const("i32", max(block.stop - 1, 0)), lane, const("i64", 0), const("i64", 0))
+        runtime.fault(
+            f, at.TRAPPED, const("i32", max(block.stop - 1, 0)), lane, const("i64", 0), const("i64", 0)
+        )
         f.br(self.fault_label)
 
     def fresh_block(self) -> None:
@@ -1529,15 +1550,15 @@ class Masked(Code):
         lane = f.intrinsic("cttz", at_lowest, flags=", i1 true")
         block = f.bin("lshr", f.bin("and", lowest, const("i32", at.WAIT - 1)), const("i32", 1))
         # the engine knows the block's first instruction
-        runtime.fault(f, at.MASK_ABSENT, const("i32", -1), lane, f.resize(at_lowest, "i64"), f.resize(block, "i64"))
+        runtime.fault(
+            f, at.MASK_ABSENT, const("i32", -1), lane, f.resize(at_lowest, "i64"), f.resize(block, "i64")
+        )
         f.ret(const("i32", at.FAULT))
 
     def set_pcs(self, value: Value, mask_vector: Value) -> None:
         f = self.f
         place = f.pointer("%warp", at.WARP_PCS)
-        f.store(
-            f.select(mask_vector, f.spread(value), f.load("i32", place, WARP, align=64)), place, align=64
-        )
+        f.store(f.select(mask_vector, f.spread(value), f.load("i32", place, WARP, align=64)), place, align=64)
 
     def emit_block(self, block: Block, pc: Value) -> None:
         f, n = self.f, block.index
@@ -1575,9 +1596,7 @@ class Masked(Code):
             if block.negated:
                 condition = f.bin("xor", condition, const("i1", 1))
             taken = f.bin("and", f.mask_bits(condition), self.mask)
-            split = f.bin(
-                "and", f.icmp("ne", taken, const("i32", 0)), f.icmp("ne", taken, self.mask)
-            )
+            split = f.bin("and", f.icmp("ne", taken, const("i32", 0)), f.icmp("ne", taken, self.mask))
             self.count(self.layout.divergent, n, f.resize(split, "i64"))
             yes, no = block.targets
             pcs = f.select(f.spread(condition), const("i32", 2 * yes), const("i32", 2 * no))
@@ -1752,7 +1771,11 @@ def split_at_accesses(program: Program) -> tuple[Program, list[int]]:
     """
     parts: list[list[tuple[int, int]]] = []
     for block in program.blocks:
-        cuts = [i for i in range(block.start + 1, block.stop) if i in program.access and _notices(program.access[i])]
+        cuts = [
+            i
+            for i in range(block.start + 1, block.stop)
+            if i in program.access and _notices(program.access[i])
+        ]
         edges = [block.start, *cuts, block.stop]
         parts.append(list(zip(edges[:-1], edges[1:], strict=True)))
     first = [0]

@@ -58,12 +58,9 @@ class Compiled:
         self.thread: threading.Thread | None = None
         kept = cache.fetch(self.key)
         if kept is not None:
-            try:
-                self.native = cache.load(kept.data, kept.level)
-                self.warp_bytes = kept.warp_bytes
-                return
-            except RuntimeError:
-                pass  # damaged in a way that its checksum does not show: build anew
+            self.native = cache.load(kept.data, kept.level)
+            self.warp_bytes = kept.warp_bytes
+            return
         kernel = Kernel(self.program, stepped)
         self.warp_bytes = kernel.layout.warp_bytes
         data = cache.build(kernel.text(cache.host()[0], cache.ATTRIBUTES), cache.QUICK)
@@ -165,7 +162,9 @@ class Worker:
             size = allocation.size // 256 + 16
             read, written = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
             self.maps.append((read, written))
-            track = allocation.written.ctypes.data if allocation.written is not None and allocation.size else 0
+            track = (
+                allocation.written.ctypes.data if allocation.written is not None and allocation.size else 0
+            )
             fixed = not allocation.host.flags.writeable
             row[:7] = (allocation.base, allocation.size, allocation.pointer, read.ctypes.data,
                        written.ctypes.data, track, fixed)  # fmt: skip
@@ -369,7 +368,9 @@ class Run:
         self.chosen = None if launch.blocks is None else np.array(launch.blocks, np.int64)
         self.total = launch.block_count if self.chosen is None else len(self.chosen)
         self.stop = np.zeros(1, np.int32)
-        self.shared_words = np.zeros(24, np.int64)  # next block, lowest faulty block, blocks done; a line each
+        self.shared_words = np.zeros(
+            24, np.int64
+        )  # next block, lowest faulty block, blocks done; a line each
         self.shared_words[8] = np.iinfo(np.int64).max
         self.lock = threading.Lock()
         self.errors: list[tuple[int, BaseException]] = []

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from . import vector_math as vm
 from .llvm_text import FLOAT_OF, Builder, Value, const, float_const
+from .memory import WINDOW_BYTES
 from .ops import Operation
 from .parse import TYPE_BYTES
 
@@ -543,6 +544,18 @@ def _cvta(row: Operation, parts: list[str], windows: dict[str, int]) -> Callable
     return lambda e, x: e.b.bin(op, x, const("i64", windows[space]))
 
 
+def _isspacep(row: Operation, parts: list[str], windows: dict[str, int]) -> Callable:
+    space = parts[1].split("::")[0]
+
+    def isspacep(e, x):
+        b = e.b
+        if space in windows:
+            return b.icmp("ult", b.bin("sub", x, const("i64", windows[space])), const("i64", WINDOW_BYTES))
+        return b.icmp("ult", x, const("i64", windows["shared"]))
+
+    return isspacep
+
+
 _FAMILIES: dict[str, Callable] = {
     **dict.fromkeys(("add", "sub", "mul", "mad", "div", "rem"), _arithmetic),
     **dict.fromkeys(("mul24", "mad24"), _mul24),
@@ -565,4 +578,5 @@ _FAMILIES: dict[str, Callable] = {
     "cvt": _cvt,
     "mov": _mov,
     "cvta": _cvta,
+    "isspacep": _isspacep,
 }

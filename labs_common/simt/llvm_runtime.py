@@ -242,7 +242,8 @@ def place(module: Module) -> None:
             ("ptr", "host"),
             ("ptr", "seen"),
         ],
-        internal=False, noinline=True,
+        internal=False,
+        noinline=True,
     )
     f.begin()
     address, span = Value("%address", "i64"), Value("%span", "i64")
@@ -398,7 +399,9 @@ def place(module: Module) -> None:
     f.label(unwritten)
     # no fault: noted once for each access, and the value that is there is read
     note = f.pointer(f.ctx_pointer("notes"), f.bin("mul", Value("%number", "i64"), f.i64(at.NOTE_BYTES)))
-    wanted = f.bin("and", f.icmp("eq", f.load("i64", note), f.i64(0)), f.icmp("ne", f.ctx("track_global"), f.i64(0)))
+    wanted = f.bin(
+        "and", f.icmp("eq", f.load("i64", note), f.i64(0)), f.icmp("ne", f.ctx("track_global"), f.i64(0))
+    )
     after = f.start_if(wanted)
     block_number = f.ctx("block")
     warp_number = f.field("i64", "%warp", at.WARP_INDEX)
@@ -438,7 +441,8 @@ def access(module: Module) -> None:
             ("i64", "span"),
             ("i32", "mask"),
         ],
-        internal=False, noinline=True,
+        internal=False,
+        noinline=True,
     )
     f.begin()
     module.declarations.add("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
@@ -469,7 +473,9 @@ def access(module: Module) -> None:
 
     # every lane at one address: the last lane's value is stored, one value is loaded for all
     f.label(one)
-    local_or_param = f.bin("or", f.icmp("eq", space, f.i32(at.SPACE_LOCAL)), f.icmp("eq", space, f.i32(at.SPACE_GENERIC)))
+    local_or_param = f.bin(
+        "or", f.icmp("eq", space, f.i32(at.SPACE_LOCAL)), f.icmp("eq", space, f.i32(at.SPACE_GENERIC))
+    )
     alone = f.new_label("alone")
     f.cond(local_or_param, loop, alone)
     f.label(alone)
@@ -513,7 +519,9 @@ def access(module: Module) -> None:
     run = f.bin("lshr", mask, f.resize(first, "i32"))
     together = f.icmp("eq", f.bin("and", run, f.bin("add", run, f.i32(1))), f.i32(0))
     lanes = f.vector_literal("i64", range(32))
-    expected = f.bin("add", f.spread(lowest), f.bin("mul", f.bin("sub", lanes, f.spread(first)), f.spread(span)))
+    expected = f.bin(
+        "add", f.spread(lowest), f.bin("mul", f.bin("sub", lanes, f.spread(first)), f.spread(span))
+    )
     in_step = all_lanes(f.icmp("eq", every, expected))
     aligned = f.icmp("eq", f.bin("and", lowest, f.bin("sub", span, f.i64(1))), f.i64(0))
     f.cond(f.bin("and", f.bin("and", together, in_step), aligned), near, loop)
@@ -556,7 +564,11 @@ def access(module: Module) -> None:
     f.label(check)
     flags = f.pointer(f.ctx_pointer("shared_flags"), f.bin("lshr", lowest, f.i64(2)))
     words = f.bin("lshr", length, f.i64(2))
-    set_flags, test_flags, shared_ok = f.new_label("set_flags"), f.new_label("test_flags"), f.new_label("shared_ok")
+    set_flags, test_flags, shared_ok = (
+        f.new_label("set_flags"),
+        f.new_label("test_flags"),
+        f.new_label("shared_ok"),
+    )
     f.cond(storing, set_flags, test_flags)
     f.label(set_flags)
     module.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
@@ -590,7 +602,9 @@ def access(module: Module) -> None:
     shared_end = f.label_name
     f.br(move)
     f.label(move)
-    place_ = f.phi([(Value(global_memory, "ptr"), global_end), (Value(shared_memory, "ptr"), shared_end)]).name
+    place_ = f.phi(
+        [(Value(global_memory, "ptr"), global_end), (Value(shared_memory, "ptr"), shared_end)]
+    ).name
     scratch = f.pointer(data, f.bin("mul", first, span))
     f.cond(storing, to_memory, from_memory)
     f.label(to_memory)
@@ -682,7 +696,8 @@ def count_atomic(module: Module) -> None:
             ("i32", "mask"),
             ("i64", "span"),
         ],
-        internal=False, noinline=True,
+        internal=False,
+        noinline=True,
     )
     f.begin()
     addresses = f.pointer("%ctx", at.SCRATCH_ADDRESSES)
@@ -1130,7 +1145,9 @@ def lowest_first(f: Function, base: str, warps: Value, stride: Value, w: str, ru
     f.br(look)
     f.label(looked)
     here = f.load("i32", lowest)
-    turn, turn_at, take, passed, settle = (f.new_label(s) for s in ("turn", "turn_at", "take", "passed", "settle"))
+    turn, turn_at, take, passed, settle = (
+        f.new_label(s) for s in ("turn", "turn_at", "take", "passed", "settle")
+    )
     f.store(f.i64(0), w)
     f.cond(f.icmp("eq", here, f.i32(at.NEVER)), settle, turn)
     f.label(turn)
