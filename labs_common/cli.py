@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -74,6 +76,8 @@ def check(
 @app.command()
 def doctor() -> None:
     """Say what this machine can do, and why not more."""
+    from labs_common.tiers import tiers
+
     table = Table("", "", "what was found", "what to do")
     for ability in diagnose():
         mark = "[green]yes[/]" if ability.works else "[yellow]no[/]"
@@ -82,6 +86,78 @@ def doctor() -> None:
     engine, reason = engine_choice()
     where = "on the GPU" if engine == "gpu" else "in the simulator"
     console.print(f"Stages run {where} ({escape(reason)}).")
+    table = Table("", "figures by", "what was found", "what to do")
+    with errors.status("trying the GPU's counters"):
+        found = tiers()
+    for tier in found:
+        mark = "[green]yes[/]" if tier.works else "[yellow]no[/]"
+        table.add_row(mark, tier.name, escape(tier.detail), escape(tier.remedy))
+    console.print(table)
+
+
+@app.command()
+def profile(
+    stages: Annotated[list[str] | None, typer.Argument(help="stages by id or number; all by default")] = None,
+    problem: Annotated[str, typer.Option(help="a preset, or a problem of the recorded sets")] = "seed",
+    as_json: Annotated[bool, typer.Option("--json", help="rows as JSON instead of tables")] = False,
+    keep: Annotated[Path | None, typer.Option(help="folder in which reports are kept as .ncu-rep")] = None,
+) -> None:
+    """Measure stages with Nsight Compute, or show what was recorded where that cannot be done."""
+    from labs_common.metrics import concat
+    from labs_common.ncu_rows import ProfileError
+    from labs_common.profile_table import MAIN
+    from labs_common.recorded import PROBLEMS
+    from labs_common.tiers import profile as profile_stage
+
+    known = PRESETS | PROBLEMS
+    if problem not in known:
+        raise ValueError(f"problem {problem!r}: allowed are {', '.join(known)}")
+    if stages:
+        chosen = [find_stage(name) for name in stages]
+    else:
+        chosen = [stage for stage in STAGES if stage.supports(known[problem]) is None]
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+    tables = []
+    for stage in chosen:
+        report = None if keep is None else keep / f"{stage.id}-{problem}.ncu-rep"
+        try:
+            tables.append(profile_stage(stage, known[problem], keep=report))
+        except ProfileError as error:
+            if len(chosen) == 1:
+                raise
+            errors.print(f"[yellow]{escape(str(error))}[/]")
+    if not tables:
+        raise typer.Exit(2)
+    _show(concat(tables), as_json, MAIN)
+
+
+@app.command()
+def metrics(
+    file: Annotated[Path, typer.Argument(help="a report, CSV or text of Nsight Compute, or a Metrics CSV")],
+    as_json: Annotated[bool, typer.Option("--json", help="all rows as JSON instead of tables")] = False,
+    decimal: Annotated[str | None, typer.Option(help="decimal mark, where the file does not tell")] = None,
+) -> None:
+    """Show what a profile holds, whichever form it has."""
+    from labs_common.ncu import read_profile
+    from labs_common.profile_table import named_metrics
+
+    table = read_profile(file, decimal=decimal)
+    _show(table, as_json, named_metrics(table))
+
+
+def _show(table, as_json: bool, chosen: Sequence[str]) -> None:
+    """Figures as tables with what they say in words, or as JSON on stdout."""
+    from labs_common.explain import explain_text
+    from labs_common.metrics import to_records
+    from labs_common.profile_table import profile_tables
+
+    if as_json:
+        print(json.dumps(to_records(table), ensure_ascii=False, indent=1))
+        return
+    for one_table in profile_tables(table, chosen):
+        console.print(one_table)
+    console.print(escape(explain_text(table)))
 
 
 @app.command()

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from labs_common import metric_names as names
+from labs_common.metric_names import STALL_SAMPLES, STALL_SHARE
 from labs_common.metrics import (
     ABSENT,
     Metrics,
@@ -25,8 +26,6 @@ from labs_common.metrics import (
 
 FFMA, FMUL, FADD = (f"smsp__sass_thread_inst_executed_op_{op}_pred_on.sum" for op in ("ffma", "fmul", "fadd"))
 SECTORS_PER_REQUEST = "lab__sectors_per_global_load_request.ratio"
-STALL_SHARE = "lab__stall_share."
-STALL_SAMPLES = "smsp__pcsamp_warps_issue_stalled_"
 _LOAD_SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"
 _LOAD_REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"
 _KERNEL = ["source", "tool", "gpu", "stage", "kernel", "launch", "problem"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from labs_common.compiler import CompilerMissing, compiler_version
 from labs_common.provenance import nvidia_smi
 
+NO_NCU = "install Nsight Compute (it comes with the CUDA toolkit), or put its folder on PATH"
 MINIMUM_DRIVER = {"cuda13": 580, "cuda12": 525}
 
 
@@ -35,12 +36,18 @@ class Ability:
 
 def diagnose() -> list[Ability]:
     """Every ability, tried out rather than guessed."""
-    return [_compiler(), _simulator(), _gpu(), _cupy(), _profiler(), _notebooks()]
+    return [_compiler(), _simulator(), gpu_ability(), cupy_ability(), ncu_ability(), _notebooks()]
+
+
+def find_ncu() -> str | None:
+    """Path of the ``ncu`` program: on PATH, or in the newest toolkit under the usual folder."""
+    usual = sorted(Path("/usr/local").glob("cuda*/bin/ncu"), reverse=True)
+    return shutil.which("ncu") or next((str(path) for path in usual), None)
 
 
 def engine_choice() -> tuple[str, str]:
     """Which engine ``auto`` takes here, and why: ``("gpu" | "sim", reason)``."""
-    gpu, cupy = _gpu(), _cupy()
+    gpu, cupy = gpu_ability(), cupy_ability()
     if gpu.works and cupy.works:
         return "gpu", gpu.detail
     missing = gpu if not gpu.works else cupy
@@ -62,7 +69,8 @@ def _simulator() -> Ability:
     return Ability("Simulator", True, f"{os.cpu_count()} cores, {platform.machine()}, llvmlite {version}")
 
 
-def _gpu() -> Ability:
+def gpu_ability() -> Ability:
+    """Whether there is an NVIDIA GPU with a driver that is new enough."""
     answer = nvidia_smi("name", "driver_version", "compute_cap")
     if answer is None:
         return Ability("GPU", False, "nvidia-smi finds none", "none needed: the simulator runs every stage")
@@ -73,7 +81,8 @@ def _gpu() -> Ability:
     return Ability("GPU", True, detail)
 
 
-def _cupy() -> Ability:
+def cupy_ability() -> Ability:
+    """Whether CuPy is there and reaches the GPU."""
     try:
         import cupy
 
@@ -90,19 +99,17 @@ def _cupy() -> Ability:
         return Ability("CuPy", False, f"{type(error).__name__}: {error}", "check that driver and CuPy match")
 
 
-def _profiler() -> Ability:
-    path = shutil.which("ncu") or next(
-        (str(p) for p in sorted(Path("/usr/local").glob("cuda*/bin/ncu"), reverse=True)), None
-    )
+def ncu_ability() -> Ability:
+    """Whether there is an ncu that starts; `tiers` tells whether it can measure."""
+    path = find_ncu()
     if path is None:
-        return Ability("Nsight Compute", False, "no ncu found", "recorded profiles are shown instead")
+        return Ability("Nsight Compute", False, "no ncu found", NO_NCU)
+    command = [path, "--version"]
     try:
-        lines = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60).stdout.split(
-            "\n"
-        )
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        return Ability("Nsight Compute", False, f"{path}: {error}", "recorded profiles are shown instead")
-    version = next((line for line in lines if line.startswith("Version")), "unknown version")
+        return Ability("Nsight Compute", False, f"{path} does not start: {error}", NO_NCU)
+    version = next((line for line in said.splitlines() if line.startswith("Version")), "unknown version")
     return Ability("Nsight Compute", True, version)
 
 

@@ -4,16 +4,22 @@ The rules look at Nsight Compute's throughput figures, each a percentage of what
 rule that holds names the limiter; a figure that is absent fulfils no rule.
 
 ==================  ======================================================================================
+redundant_loads     LSU >= BUSY and within TIE points of compute, while DRAM <= IDLE: hardly any of what is
+                    loaded is new
 redundant_work      compute >= BUSY while DRAM <= IDLE: the units are busy, and hardly any new data arrives
 dram                DRAM >= FULL
 lsu                 load/store instructions >= BUSY, and within TIE points of the whole compute figure
+issue               issue slots >= BUSY, and within TIE points of the whole compute figure
 compute             compute >= FULL
 l1, l2              that cache >= FULL
 dram_leaning        DRAM >= BUSY, no other unit above it by more than TIE points
-compute_leaning     compute >= BUSY, or a cache: the busiest unit is named
-latency             no unit reaches BUSY: warps wait, and too few others are ready
+leaning             compute >= BUSY, or a cache: the busiest unit is named
+latency             neither compute nor memory reaches BUSY: warps wait, and too few others are ready
 unknown             the figures that the rules need are absent
 ==================  ======================================================================================
+
+A cache's own figure counts only where the memory figure as a whole is BUSY too, or absent: it holds traffic
+within the cache (on an H200, between the halves of L2) that Nsight Compute's memory figure leaves out.
 """
 
 from __future__ import annotations
@@ -29,6 +35,8 @@ from labs_common.metrics import ABSENT, Metrics, group_launches, one, select, st
 BUSY = 60.0  # percent; below it Nsight Compute's own rules speak of latency
 FULL = 80.0  # percent; above it they speak of a unit near its peak
 IDLE = 10.0  # percent of DRAM throughput: next to nothing
+LEANS = 50.0  # percent from which a latency-bound kernel is said to lean on its busiest unit
+OFTEN = 20.0  # percent of warp samples from which a second reason to wait is told
 TIE = 1.0  # points: two figures that close are one
 SAME_BYTES = 0.05  # share by which DRAM-active cycles may differ and still be the same bytes
 REAL = 1.1  # ratio of times from which a difference is real
@@ -37,16 +45,32 @@ FEW_WARPS = 50.0  # percent of an SM's warps
 FEW_WAVES = 1.0
 
 _TITLES = {
+    "redundant_loads": "LSU-bound on redundant work",
     "redundant_work": "issue-bound on redundant work",
     "dram": "DRAM-bound",
     "lsu": "LSU-bound",
+    "issue": "issue-bound",
     "compute": "compute-bound",
     "l1": "bound by the L1 cache",
     "l2": "bound by the L2 cache",
     "dram_leaning": "leaning on DRAM",
-    "compute_leaning": "leaning on its busiest unit",
     "latency": "latency-bound",
     "unknown": "not known",
+}
+
+# What a warp waits for at Nsight Compute's most frequent stall reasons.
+_WAITS = {
+    "long_scoreboard": "global memory",
+    "short_scoreboard": "shared memory or a shuffle",
+    "lg_throttle": "the queue of global memory instructions",
+    "mio_throttle": "the queue of shared memory instructions",
+    "math_pipe_throttle": "an arithmetic pipe",
+    "barrier": "its block's barrier",
+    "wait": "the fixed latency of its last instruction",
+    "not_selected": "its turn, though ready",
+    "no_instructions": "instructions from the cache",
+    "imc_miss": "constants",
+    "drain": "its last stores",
 }
 
 
@@ -69,13 +93,9 @@ class Limiter:
 
     kernel: str
     rule: str
+    title: str  # the rule as an adjective, such as "DRAM-bound"
     sentence: str
     evidence: tuple[Evidence, ...]
-
-    @property
-    def title(self) -> str:
-        """The rule as an adjective, such as "DRAM-bound"."""
-        return _TITLES[self.rule]
 
 
 @dataclass(frozen=True)
@@ -152,20 +172,23 @@ def limiter_of(rows: Metrics, label: str = "") -> Limiter:
         "memory": names.MEMORY_PCT,
         "DRAM": names.DRAM_PCT,
         "LSU": names.LSU_PCT,
+        "issue": names.ISSUE_PCT,
         "L1": names.L1_PCT,
         "L2": names.L2_PCT,
     }
     v = {short: value(rows, metric) for short, metric in figures.items()}
     rule = _rule(v)
     used = {
+        "redundant_loads": ("LSU", "compute", "DRAM"),
         "redundant_work": ("compute", "DRAM"),
         "dram": ("DRAM", "compute"),
         "lsu": ("LSU", "compute", "DRAM"),
+        "issue": ("issue", "compute", "DRAM"),
         "compute": ("compute", "DRAM"),
         "l1": ("L1", "DRAM"),
         "l2": ("L2", "DRAM"),
         "dram_leaning": ("DRAM", "compute"),
-        "compute_leaning": ("compute", "L1", "L2", "DRAM"),
+        "leaning": ("compute", "L1", "L2", "DRAM"),
         "latency": ("compute", "memory", "DRAM"),
         "unknown": (),
     }[rule]
@@ -176,56 +199,73 @@ def limiter_of(rows: Metrics, label: str = "") -> Limiter:
         row = one(rows, figures[missing[0]])
         reason = ABSENT if row is None else row["reason"]
         return Limiter(
-            kernel, rule, f"{name}: the limiter is not known, {missing[0]} throughput: {reason}.", ()
+            kernel,
+            rule,
+            _TITLES[rule],
+            f"{name}: the limiter is not known, {missing[0]} throughput: {reason}.",
+            (),
         )
-    sentence = f"{name} is {_TITLES[rule]}" + _detail(rule, v)
-    if rule == "latency":
+    busiest, share = _busiest(v)
+    title = f"leaning on {busiest}" if rule == "leaning" else _TITLES[rule]
+    sentence = f"{name} is {title}" + _detail(rule, v)
+    if rule == "latency" and share >= LEANS:
+        sentence = f"{name} is {title}, leaning on {busiest} ({number(share)} %)" + _detail(rule, v)
+    if rule in ("latency", "leaning"):
         more = list(_waiting(rows))
         evidence += [e for e, _ in more]
         sentence += "".join(f"; {text}" for _, text in more)
-    return Limiter(kernel, rule, sentence + f" ({', '.join(map(str, evidence))}).", tuple(evidence))
+    return Limiter(kernel, rule, title, sentence + f" ({', '.join(map(str, evidence))}).", tuple(evidence))
 
 
 def _rule(v: dict[str, float]) -> str:
     if v["compute"] != v["compute"] or v["DRAM"] != v["DRAM"]:
         return "unknown"
-    caches = {"l1": v["L1"], "l2": v["L2"]}
+    caches = {} if v["memory"] < BUSY else {"l1": v["L1"], "l2": v["L2"]}
     full_cache = next((name for name, amount in caches.items() if amount >= FULL), None)
-    busiest = max(x for x in (v["compute"], v["L1"], v["L2"], v["DRAM"]) if x == x)
+    busiest = max(x for x in (v["compute"], v["DRAM"], *caches.values()) if x == x)
+    loads = v["LSU"] >= BUSY and v["LSU"] >= v["compute"] - TIE
     if v["compute"] >= BUSY and v["DRAM"] <= IDLE:
-        return "redundant_work"
+        return "redundant_loads" if loads else "redundant_work"
     if v["DRAM"] >= FULL:
         return "dram"
-    if v["LSU"] >= BUSY and v["LSU"] >= v["compute"] - TIE:
+    if loads:
         return "lsu"
+    if v["issue"] >= BUSY and v["issue"] >= v["compute"] - TIE:
+        return "issue"
     if v["compute"] >= FULL:
         return "compute"
     if full_cache:
         return full_cache
     if v["DRAM"] >= BUSY and v["DRAM"] >= busiest - TIE:
         return "dram_leaning"
-    return "compute_leaning" if busiest >= BUSY else "latency"
+    return "leaning" if busiest >= BUSY else "latency"
+
+
+def _busiest(v: dict[str, float]) -> tuple[str, float]:
+    """The unit with the highest figure, and that figure."""
+    units = {"compute": v["compute"], "the L1 cache": v["L1"], "the L2 cache": v["L2"], "DRAM": v["DRAM"]}
+    name = max((unit for unit, amount in units.items() if amount == amount), key=lambda unit: units[unit])
+    return name, units[name]
 
 
 def _detail(rule: str, v: dict[str, float]) -> str:
-    units = {"compute": v["compute"], "the L1 cache": v["L1"], "the L2 cache": v["L2"], "DRAM": v["DRAM"]}
-    present = {name: amount for name, amount in units.items() if amount == amount}
-    busiest = max(present, key=lambda name: present[name])
     return {
+        "redundant_loads": ": it loads all the time while DRAM stands nearly idle: most loads are repeated",
         "redundant_work": ": its units are busy while DRAM stands nearly idle: most work is repeated",
         "dram": ": memory delivers nearly what it can; only fewer bytes or better hidden latency can help",
         "lsu": ": load and store instructions are its busiest pipe, ahead of arithmetic and of DRAM",
+        "issue": ": its schedulers are busier than any pipe or DRAM; fewer instructions a byte would help",
         "compute": ": its arithmetic units are near their peak",
         "l1": ": that cache is near its peak while DRAM is not",
         "l2": ": that cache is near its peak while DRAM is not",
         "dram_leaning": f": DRAM is its busiest unit, {number(FULL - v['DRAM'])} points below full",
-        "compute_leaning": f": {busiest} is busy, but not full",
-        "latency": f", leaning on {busiest}: no unit reaches {number(BUSY)} %, so its warps mostly wait",
+        "leaning": ": busy, but not full",
+        "latency": f": neither compute nor memory reaches {number(BUSY)} % of its peak, so its warps mostly wait",
     }[rule]
 
 
 def _waiting(rows: Metrics) -> Iterator[tuple[Evidence, str]]:
-    """What a latency-bound kernel waits for, as far as the profile tells."""
+    """What a kernel that fills no unit waits for, as far as the profile tells."""
     waves = value(rows, names.WAVES)
     if waves < FEW_WAVES:
         yield Evidence(names.WAVES, waves, ""), "its grid does not fill the GPU once"
@@ -237,10 +277,13 @@ def _waiting(rows: Metrics) -> Iterator[tuple[Evidence, str]]:
     shares = rows[rows["metric"].str.startswith(STALL_SHARE)]
     if shares.empty:
         shares = stall_shares(rows)
-    if not shares.empty:
-        top = shares.sort_values("value", ascending=False).iloc[0]
-        reason = str(top["metric"]).removeprefix(STALL_SHARE).replace("_", " ")
-        yield Evidence(str(top["metric"]), float(top["value"]), "%"), f"most warp samples are in {reason}"
+    waiting = shares[shares["metric"] != f"{STALL_SHARE}selected"].sort_values("value", ascending=False)
+    for rank, row in enumerate(waiting.head(2).itertuples()):
+        if rank == 0 or row.value >= OFTEN:
+            reason = str(row.metric).removeprefix(STALL_SHARE)
+            what = _WAITS.get(reason, reason.replace("_", " "))
+            text = f"its warps wait most often for {what}" if rank == 0 else f"then for {what}"
+            yield Evidence(str(row.metric), float(row.value), "%"), text
 
 
 def _changes(

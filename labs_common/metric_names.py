@@ -35,6 +35,8 @@ FLOP_RATE = "lab__fp32_flops.per_second"
 INTENSITY = "lab__fp32_flops_per_dram_byte.ratio"
 PEAK_BANDWIDTH = "lab__read_ceiling.per_second"
 PEAK_FLOP_RATE = "lab__fp32_peak.per_second"
+STALL_SHARE = "lab__stall_share."
+STALL_SAMPLES = "smsp__pcsamp_warps_issue_stalled_"
 
 
 @dataclass(frozen=True)
@@ -432,6 +434,9 @@ def other_name(metric: str) -> str:
 
 def label(metric: str) -> str:
     """What a chart calls a metric; an unknown one by its own name."""
+    for prefix in (STALL_SHARE, STALL_SAMPLES):
+        if metric.startswith(prefix):
+            return f"Warp samples in {metric.removeprefix(prefix).replace('_', ' ')}"
     return _LABELS.get(canonical(metric), metric)
 
 

@@ -46,11 +46,35 @@ _OTHER_BINARY = {
     b"SQLite format 3": "an SQLite database, such as Nsight Systems exports",
     b"\x7fELF": "a program",
 }
-PERMISSION = (
-    "not measured: no permission for the GPU's performance counters (ERR_NVGPUCTRPERM). Ask the "
-    "administrator of this machine to allow it: NVreg_RestrictProfilingToAdminUsers=0 for the nvidia kernel "
-    "module, and in a container --cap-add=SYS_ADMIN too; see https://developer.nvidia.com/ERR_NVGPUCTRPERM. "
-    "Until then there are event times and recorded profiles"
+# What Nsight Compute's log says: a pattern of its message, the error with its reason, the remedy.
+_LOG_PROBLEMS: tuple[tuple[str, type[ProfileError], str, str], ...] = (
+    (
+        r"ERR_NVGPUCTRPERM",
+        CountersForbidden,
+        "not measured: no permission for the GPU's performance counters (ERR_NVGPUCTRPERM)",
+        "Ask the administrator of this machine to allow it: NVreg_RestrictProfilingToAdminUsers=0 for the "
+        "nvidia kernel module, and in a container --cap-add=SYS_ADMIN too; see "
+        "https://developer.nvidia.com/ERR_NVGPUCTRPERM. Until then there are event times and recorded "
+        "profiles",
+    ),
+    (
+        r"^==ERROR== .*[Dd]river.* not compatible",
+        ProfileError,
+        "not measured: the driver is too old for this Nsight Compute",
+        "Update the driver, or use the ncu of a CUDA toolkit that the driver supports",
+    ),
+    (
+        r"^==ERROR== .*not supported on (this )?device",
+        ProfileError,
+        "not measured: this Nsight Compute does not support this GPU",
+        "A newer GPU needs a newer ncu, a GPU that was dropped an older one: ncu --list-chips tells",
+    ),
+    (
+        r"^==ERROR== .*resource was unavailable",
+        ProfileError,
+        "not measured: the GPU's counters are in use (Driver resource was unavailable)",
+        "End other profilers of this GPU: another ncu, or DCGM's (dcgmi profile --pause)",
+    ),
 )
 
 # What the table of a recorded profile keeps: every named metric, the stalls, and figures by line.
@@ -170,8 +194,9 @@ def _decoded(path: Path, data: bytes) -> str:
 
 def log_problem(text: str) -> ProfileError | None:
     """What a log of Nsight Compute says went wrong, with the remedy; None when it names no problem."""
-    if "ERR_NVGPUCTRPERM" in text:
-        return CountersForbidden(PERMISSION)
+    for pattern, kind, reason, remedy in _LOG_PROBLEMS:
+        if re.search(pattern, text, re.MULTILINE):
+            return kind(reason, remedy)
     if re.search(r"^==WARNING== No kernels were profiled", text, re.MULTILINE):
         seen = re.findall(r"^\s*\d+\. (\S.*)$", text.partition("Available Kernels")[2], re.MULTILINE)
         seen += re.findall(r'^==PROF== Profiling "([^"]+)"', text, re.MULTILINE)

@@ -17,7 +17,20 @@ from labs_common.units import UnitError, base_unit, decimal_mark, is_absent, is_
 
 
 class ProfileError(ValueError):
-    """A profile that cannot be read, with what to do about it."""
+    """A profile that cannot be read or made.
+
+    Attributes:
+        reason: why.
+        remedy: what to do about it; empty where the reason says it, or nothing can be done.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"{reason}. {remedy}" if remedy else reason)
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.reason, self.remedy)
 
 
 class NothingProfiled(ProfileError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,10 +12,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from labs_common import metric_names as names
+from labs_common.doctor import NO_NCU, find_ncu
+from labs_common.metrics import Metrics, select
+from labs_common.ncu import log_problem, read_profile
+from labs_common.ncu_rows import ProfileError
 from labs_common.problem import Problem
 from labs_common.source import KERNELS, NEUTRAL_FOLDER
 from labs_common.stages import Stage
@@ -46,14 +52,45 @@ EXTRA_METRICS = (
 )
 
 
-class ProfileError(RuntimeError):
-    """Nothing could be measured; the message gives the reason and the remedy."""
+def measure(
+    stage: Stage,
+    problem: Problem,
+    options: Mapping[str, int] | None = None,
+    on_progress: Callable[[str], None] = lambda text: None,
+    keep: Path | None = None,
+) -> Metrics:
+    """Profile one call of a stage on this machine's GPU, and read the report: source "measured", tool "ncu".
+
+    Args:
+        stage, problem, options, on_progress: as of `capture`.
+        keep: where the report is kept, a ``.ncu-rep``; by default it is deleted.
+
+    Raises:
+        ProfileError: as `capture`; or Nsight Compute gave no value for any counter.
+        KeyboardInterrupt: nothing is left running.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        report = capture(stage, problem, keep or Path(scratch) / "profile.ncu-rep", options, on_progress)
+        table = read_profile(report, source="measured", stage=stage.id, problem=problem.name)
+    refuse_empty(table)
+    return table
 
 
-def find_ncu() -> str | None:
-    """Path of the ``ncu`` program: on PATH, or in the newest toolkit under the usual folder."""
-    usual = sorted(Path("/usr/local").glob("cuda*/bin/ncu"), reverse=True)
-    return shutil.which("ncu") or next((str(path) for path in usual), None)
+def refuse_empty(table: Metrics) -> None:
+    """Refuse a profile in which every counter is absent; a few absent ones are gaps with their reason.
+
+    Raises:
+        ProfileError: all counters that `capture` asks for are NaN or missing.
+    """
+    counters = select(table, metric=[m for m in EXTRA_METRICS if not m.startswith("smsp__sass")], line=None)
+    if counters["value"].notna().any():
+        return
+    reasons = ", ".join(sorted(set(counters["reason"]))) or "none of them is in the report"
+    raise ProfileError(
+        f"not measured: Nsight Compute ran, but gave no value for any counter ({reasons})",
+        "A virtual or shared GPU may have none; else try the ncu of the installed driver's CUDA version. "
+        "Until then there are event times and recorded profiles",
+    )
 
 
 def capture(
@@ -61,10 +98,11 @@ def capture(
     problem: Problem,
     report: Path,
     options: Mapping[str, int] | None = None,
-    on_progress: Callable[[str], None] = lambda line: None,
+    on_progress: Callable[[str], None] = lambda text: None,
     timeout_s: float = 900.0,
+    full: bool = True,
 ) -> Path:
-    """Profile one call of a stage, after one that warms up, with the full set of Nsight Compute's sections.
+    """Write the report of one call of a stage, after one that warms up.
 
     Clocks are left alone (``--clock-control none``) and caches are flushed before every pass, so durations
     are for cold caches and must not enter a ratio with times by events.
@@ -74,8 +112,9 @@ def capture(
         problem: on what.
         report: where the ``.ncu-rep`` goes.
         options: of the stage's plan, such as ``splits``.
-        on_progress: is given each line that ncu prints.
+        on_progress: is given what ncu prints, a line at a time; a line that grows is given again.
         timeout_s: wall time after which everything is stopped.
+        full: all of Nsight Compute's sections with source lines, or `EXTRA_METRICS` alone.
 
     Raises:
         ProfileError: no ncu, no permission, no kernel, or no report.
@@ -83,43 +122,46 @@ def capture(
     """
     ncu = find_ncu()
     if ncu is None:
-        raise ProfileError(
-            "there is no ncu on this machine: install Nsight Compute, or use recorded profiles"
-        )
+        raise ProfileError("not measured: there is no ncu on this machine", NO_NCU)
+    report = report.absolute()
     with tempfile.TemporaryDirectory() as scratch:
-        log = Path(scratch) / "ncu.log"
+        log, output = Path(scratch) / "ncu.log", Path(scratch) / "output.txt"
         request = {"stage": stage.id, "problem": dataclasses.asdict(problem), "options": dict(options or {})}
+        sections = ("--set", "full", "--import-source", "yes", "--source-folders", str(_sources(scratch)))
         command = [
-            *(ncu, "--set", "full", "--import-source", "yes", "--source-folders", str(_sources(scratch))),
+            *(ncu, *(sections if full else ())),
             *("--clock-control", "none", "--cache-control", "all", "--profile-from-start", "off"),
             *("--kernel-name", KERNEL_FILTER, "--metrics", ",".join(EXTRA_METRICS)),
-            *("--log-file", str(log), "--force-overwrite", "--export", str(report.with_suffix(""))),
+            *("--log-file", str(log), "--force-overwrite", "--export", str(report)),
             *(sys.executable, "-m", "labs_common.profile", json.dumps(request)),
         ]
-        code = _run(command, log, on_progress, timeout_s)
-        text = log.read_text(errors="replace") if log.exists() else ""
-    explain_failure(text, code, report)
+        code = _run(command, log, output, on_progress, timeout_s)
+        text, printed = (p.read_text(errors="replace") if p.exists() else "" for p in (log, output))
+    problem_found = failure(text, code, report.exists(), printed)
+    if problem_found is not None:
+        raise problem_found
     return report
 
 
-def explain_failure(log: str, code: int, report: Path) -> None:
-    """Raise the ProfileError that a log of ncu calls for, if any.
+def failure(log: str, code: int, written: bool, printed: str = "") -> ProfileError | None:
+    """What went wrong with a run of ncu, or None.
 
-    Raises:
-        ProfileError: with the reason and the remedy.
+    Args:
+        log: what ncu logged.
+        code: its exit status.
+        written: whether there is a report.
+        printed: what the profiled program printed.
     """
-    if "ERR_NVGPUCTRPERM" in log:
-        raise ProfileError(
-            "not measured: this user may not read the GPU's counters (ERR_NVGPUCTRPERM). Remedy: run as root, "
-            "or have an administrator load the driver with NVreg_RestrictProfilingToAdminUsers=0; in a "
-            "container add --cap-add=SYS_ADMIN. Times by events and recorded profiles work without."
-        )
-    if "No kernels were profiled" in log:
-        seen = ", ".join(re.findall(r'Profiling "([^"]+)"', log)) or "none"
-        raise ProfileError(f"not measured: 0 kernels matched {KERNEL_FILTER}; seen: {seen}")
-    if code != 0 or not report.exists():
-        errors = [line for line in log.splitlines() if "ERROR" in line] or log.splitlines()[-5:]
-        raise ProfileError(f"not measured: ncu ended with exit status {code}: " + " ".join(errors))
+    found = log_problem(log)
+    program_failed = re.search(r"application returned an error", log) is not None
+    if found is not None and not program_failed:
+        return found
+    if code == 0 and written and not program_failed:
+        return None
+    said = printed.strip().splitlines() or [line for line in log.splitlines() if line.startswith("==ERROR==")]
+    last = said[-1] if said else "it said nothing"
+    who = "the profiled program failed" if program_failed else f"ncu ended with exit status {code}"
+    return ProfileError(f"not measured: {who}: {last}")
 
 
 def _sources(scratch: str) -> Path:
@@ -131,32 +173,66 @@ def _sources(scratch: str) -> Path:
     return Path(scratch)
 
 
-def _run(command: list[str], log: Path, on_progress: Callable[[str], None], timeout_s: float) -> int:
-    """Run ncu in its own process group, telling its log's lines as they come."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    told, waited = 0, 0.0
+def _run(
+    command: list[str], log: Path, output: Path, on_progress: Callable[[str], None], timeout_s: float
+) -> int:
+    """Run ncu in its own process group, telling its log as it grows; the group never outlives the call."""
+    with output.open("wb") as printed:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    told: list[str] = []
+    deadline = time.monotonic() + timeout_s
     try:
-        while True:
-            try:
-                return process.wait(0.5)
-            except subprocess.TimeoutExpired:
-                waited += 0.5
-            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-            for line in lines[told:]:
-                on_progress(line)
-            told = len(lines)
-            if waited > timeout_s:
+        while process.poll() is None:
+            if time.monotonic() > deadline:
                 raise ProfileError(f"not measured: ncu did not finish within {timeout_s:g} s")
+            time.sleep(0.1)
+            told = _tell(log, told, on_progress)
+        _tell(log, told, on_progress)
+        return process.returncode
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _end(process)
+
+
+def _tell(log: Path, told: list[str], on_progress: Callable[[str], None]) -> list[str]:
+    """Give the log's lines that are new or have grown; the lines told so far."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    for i, line in enumerate(lines):
+        if i >= len(told) or told[i] != line:
+            on_progress(line)
+    return lines
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End a process and all of its group, politely first: ncu removes its locks when it is asked to end."""
+    try:
+        _signal(process, signal.SIGTERM)
+        waited = time.monotonic() + 2.0
+        while time.monotonic() < waited and _alive(process):
+            time.sleep(0.05)
+    finally:
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
+
+def _signal(process: subprocess.Popen, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def _alive(process: subprocess.Popen) -> bool:
+    """Whether anything of a process's group still runs."""
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _profiled(request: str) -> None:
