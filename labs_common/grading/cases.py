@@ -13,6 +13,8 @@ from labs_common.layouts import from_nhd, to_nhd
 from labs_common.plans import Device
 from labs_common.problem import Problem
 from labs_common.stages import Stage
+
+
 @dataclass(frozen=True)
 class Case:
     """One hidden problem.
@@ -79,9 +81,13 @@ def structure_problem(stage: Stage, seed: str, device: Device | None = None) -> 
     """The problem on which a kernel's structure is counted: larger, so that loops outweigh prologues."""
     random = generator(seed, stage.id, "structure")
     dtype = "float16" if "float16" in stage.dtypes else "float32"
-    lengths = tuple(int(n) for n in random.permutation([random.integers(500, 600), random.integers(200, 255)]))
+    lengths = tuple(
+        int(n) for n in random.permutation([random.integers(500, 600), random.integers(200, 255)])
+    )
     problem = Problem(8, 2, 128, 16, lengths, dtype=dtype, name="structure")
-    return Case("structure", "the counts behind the structure marks", problem, _random_calls(problem, random, 1))
+    return Case(
+        "structure", "the counts behind the structure marks", problem, _random_calls(problem, random, 1)
+    )
 
 
 def _random_calls(problem: Problem, random: np.random.Generator, count: int) -> tuple[Inputs, ...]:
@@ -107,7 +113,11 @@ def _plain(kind: str, random: np.random.Generator) -> list[Case]:
 
 
 def _partial_page(kind: str, random: np.random.Generator) -> list[Case]:
-    lengths = (int(random.integers(33, 47)), int(random.integers(2, 15)), 17 + 16 * int(random.integers(1, 4)))
+    lengths = (
+        int(random.integers(33, 47)),
+        int(random.integers(2, 15)),
+        17 + 16 * int(random.integers(1, 4)),
+    )
     return _simple(kind, random, Problem(4, 2, 128, 16, lengths), calls=2)
 
 
@@ -168,7 +178,9 @@ def _needle(kind: str, random: np.random.Generator) -> list[Case]:
         key[page, slot] = 1.5 * shared[row, :, 0]
     key, value = from_nhd(problem, key, value)
     query = np.ascontiguousarray(query.reshape(inputs.query.shape))
-    return [_case(kind, problem, (dataclasses.replace(inputs, query=query, key_cache=key, value_cache=value),))]
+    return [
+        _case(kind, problem, (dataclasses.replace(inputs, query=query, key_cache=key, value_cache=value),))
+    ]
 
 
 def _extreme(kind: str, random: np.random.Generator) -> list[Case]:

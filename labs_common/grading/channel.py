@@ -49,7 +49,9 @@ def send(sock: socket.socket, message: dict[str, Any], timeout_s: float | None =
     try:
         _send_all(sock, _HEAD.pack(MAGIC, len(text), size) + text, deadline)
         for array in arrays:
-            _send_all(sock, memoryview(np.ascontiguousarray(array)).cast("B") if array.nbytes else b"", deadline)
+            _send_all(
+                sock, memoryview(np.ascontiguousarray(array)).cast("B") if array.nbytes else b"", deadline
+            )
     except (BrokenPipeError, ConnectionResetError, OSError) as error:
         if isinstance(error, TimeoutError):
             raise ChannelTimeout("the other side does not read") from None

@@ -98,12 +98,14 @@ class Runner:
         calls: list[dict[str, Any]] = []
         try:
             for number, sent in enumerate(request["calls"]):
-                calls.append(self._call(problem, sent, backwards=number % 2 == 1, far=request.get("far", False)))
+                calls.append(
+                    self._call(problem, sent, backwards=number % 2 == 1, far=request.get("far", False))
+                )
             result: dict[str, Any] = {"calls": calls, "state": self.engine.changed_variables()}
             if request.get("resources"):
                 result["resources"] = self._resources(problem)
             return result
-        except Exception as error:  # noqa: BLE001 - it is the answer
+        except Exception as error:
             return {"calls": calls, "error": describe(error)}
 
     def _call(self, problem: Problem, sent: Mapping[str, Any], backwards: bool, far: bool) -> dict[str, Any]:
@@ -133,9 +135,7 @@ class Runner:
             kernel = call.kernels[launch.entry]
             count = launch.grid[0] * launch.grid[1] * launch.grid[2]
             order = range(count - 1, -1, -1) if backwards else None
-            kernel(
-                launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes, blocks=order
-            )
+            kernel(launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes, blocks=order)
             result = kernel.module.last_launch
             findings += result.findings
             printed += len(result.output)

@@ -20,7 +20,15 @@ from labs_common.grading.zygote import STOP
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 START_S = 120.0  # for imports, on a machine that is busy
-_KEPT_ENVIRONMENT = ("PATH", "HOME", "XDG_CACHE_HOME", "LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "LANG")
+_KEPT_ENVIRONMENT = (
+    "PATH",
+    "HOME",
+    "XDG_CACHE_HOME",
+    "LD_LIBRARY_PATH",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "LANG",
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,9 @@ class Sandbox:
             ours, theirs = socket.socketpair()
             try:
                 limits = limits or self.limits
-                socket.send_fds(self._control, [json.dumps(dataclasses.asdict(limits)).encode()], [theirs.fileno()])
+                socket.send_fds(
+                    self._control, [json.dumps(dataclasses.asdict(limits)).encode()], [theirs.fileno()]
+                )
                 return Session(self, ours, limits)
             except OSError:  # the zygote was killed; once is no reason to give up
                 ours.close()
@@ -123,7 +133,9 @@ class Sandbox:
         if not self._read_control(START_S).get("ready"):
             log_text = Path(self._folder.name, "log").read_text(errors="replace")
             self.close()
-            raise RuntimeError(f"the process that children are forked from does not start: {log_text[-2000:]}")
+            raise RuntimeError(
+                f"the process that children are forked from does not start: {log_text[-2000:]}"
+            )
 
     def _read_control(self, timeout_s: float) -> dict[str, Any]:
         """One message of the zygote; empty where it is gone or silent."""
@@ -208,7 +220,9 @@ class Session:
             return ChildEnded("time", f"more than {limits.cpu_s:g} s of processor time; it was stopped")
         memory = ended.get("code") == 71 or ended.get("signal") == signal.SIGABRT
         if memory and limits.memory_bytes:
-            return ChildEnded("memory", f"more than {limits.memory_bytes >> 20} MiB of memory; it was stopped")
+            return ChildEnded(
+                "memory", f"more than {limits.memory_bytes >> 20} MiB of memory; it was stopped"
+            )
         return ChildEnded("crash", f"the process ended with {_status(ended)} before it answered")
 
     def __enter__(self) -> Session:

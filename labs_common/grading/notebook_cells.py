@@ -11,7 +11,9 @@ KERNEL_TAG = "palab:kernel:"
 MAX_CELLS = 5000
 MAX_ANSWER = 20_000  # characters
 
-_WRITEFILE = re.compile(r"\s*%%(?:writefile|file)\s+(?:-a\s+)?[\"']?([^\"'\n]+?\.cu)[\"']?\s*\n", re.IGNORECASE)
+_WRITEFILE = re.compile(
+    r"\s*%%(?:writefile|file)\s+(?:-a\s+)?[\"']?([^\"'\n]+?\.cu)[\"']?\s*\n", re.IGNORECASE
+)
 _STRING = re.compile(r"(?P<prefix>[rRuU]?)(?P<quotes>\"\"\"|''')(?P<body>.*?)(?P=quotes)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(\n|[\\'\"ntr])")
 _ESCAPED = {"\n": "", "n": "\n", "t": "\t", "r": "\r"}
@@ -108,7 +110,9 @@ def _read_cell(cell: dict, where: str, found: Cells) -> None:
     stages = [tag[len(KERNEL_TAG) :] for tag in tags if tag.startswith(KERNEL_TAG)]
     stage = stages[0] if stages else ""
     if match := _WRITEFILE.match(text):
-        found.kernels.append((match[1].replace("\\", "/").rpartition("/")[2], stage, text[match.end() :], where))
+        found.kernels.append(
+            (match[1].replace("\\", "/").rpartition("/")[2], stage, text[match.end() :], where)
+        )
         return
     if "__global__" not in text:
         return
@@ -122,7 +126,9 @@ def _read_cell(cell: dict, where: str, found: Cells) -> None:
         return
     if stage or re.search(r'extern\s+"C"\s+__global__', text):
         if kind != "code":
-            found.notes.append(f"{where}: a kernel in a cell of type {str(kind)[:20]}; it is graded all the same")
+            found.notes.append(
+                f"{where}: a kernel in a cell of type {str(kind)[:20]}; it is graded all the same"
+            )
             text = re.sub(r"^\s*```[^\n]*$", "", text, flags=re.MULTILINE)
         found.kernels.append(("", stage, text, where))
 

@@ -124,7 +124,7 @@ def _become_child(limits: dict[str, float], fd: int, serve: Callable[[socket.soc
         code = 0
     except MemoryError:
         code = 71
-    except BaseException:  # noqa: BLE001 - the child must never run the zygote's code
+    except BaseException:
         code = 70
     finally:
         os._exit(code)
@@ -169,4 +169,3 @@ def _processes_of_user() -> int:
             except OSError:
                 continue
     return count
-
