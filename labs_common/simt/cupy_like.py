@@ -291,6 +291,11 @@ class RawModule:
             self._functions[name] = RawKernel(self, program)
         return self._functions[name]
 
+    @property
+    def addresses(self) -> dict[str, int]:
+        """The virtual addresses of the module's variables that its functions so far use."""
+        return dict(self._addresses)
+
     def get_global(self, name: str) -> int:
         """The virtual address of a .global or .const variable. Raises KeyError."""
         return self._addresses[name]

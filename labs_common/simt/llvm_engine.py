@@ -94,6 +94,11 @@ def compiled(program: Program, stepped: bool = False) -> Compiled:
     return known[stepped]
 
 
+def prepare(launch: Launch) -> Compiled:
+    """The machine code that a launch would run. Raises UnsupportedError."""
+    return compiled(launch.program, _steps(launch))
+
+
 def _steps(launch: Launch) -> bool:
     """Whether warps are interleaved and races looked for: where two warps could race in shared memory."""
     accesses = launch.program.access.values()
