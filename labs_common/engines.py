@@ -409,8 +409,8 @@ class SimulatorEngine(Engine):
             return
         longest = max(1, int(max(problem.context_lengths) * MAX_SECONDS / 4 / seconds))
         raise TooLong(
-            f"{launch.entry} on {problem}: "
-            f"about {estimate.lane_instructions / 1e9:,.0f} G lane-instructions, {seconds:,.0f} s here, more than the {MAX_SECONDS} s that are run unasked. "
+            f"{launch.entry} on {problem}: about {estimate.lane_instructions / 1e9:,.0f} G "
+            f"lane-instructions, {seconds:,.0f} s here, more than the {MAX_SECONDS} s that are run unasked. "
             f"Take contexts of {longest:,} tokens, or --force it"
         )
 

@@ -383,8 +383,8 @@ class RawKernel:
     def estimate(self, grid: Any, block: Any, args: Sequence[Any], shared_mem: int = 0) -> Estimate | None:
         """What the launch would cost, from a few blocks spread over the grid; memory is left as it was.
 
-        None where those blocks stop at a fault or at the budget, which the launch itself then tells. They run as
-        machine code, whatever engine the module has.
+        None where those blocks stop at a fault or at the budget, which the launch itself then tells. They run
+        as machine code, whatever engine the module has.
         """
         launch = self.prepare(grid, block, args, shared_mem)
         count = min(launch.block_count, SAMPLE_BLOCKS)
