@@ -7,11 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from labs_common import metric_names as names
 from labs_common.compare import compare
 from labs_common.compiler import compile_resources
+from labs_common.engines import SimulatorEngine
 from labs_common.inputs import make_inputs
 from labs_common.layouts import cache_shapes, from_nhd
-from labs_common.plans import SHARED_WITHOUT_OPT_IN
+from labs_common.plans import SHARED_WITHOUT_OPT_IN, Device
 from labs_common.problem import DTYPES, LAYOUTS, PRESETS, Problem
 from labs_common.reference import reference
 from labs_common.stages import find_stage
@@ -260,3 +262,34 @@ def test_shared_memory_stays_within_48_kilobytes(dtype, group, head_dim, page_si
         kernel = compiled[launch.entry]
         assert launch.shared_bytes + kernel.shared_bytes <= SHARED_WITHOUT_OPT_IN
         assert kernel.stack_bytes <= (0 if group <= 8 else 16)  # a few registers may spill, no array
+
+
+@pytest.fixture(scope="module")
+def older_gpu():
+    """A simulated GPU without asynchronous copies, where they become loads and stores."""
+    return SimulatorEngine(Device(compute_capability=(7, 5)))
+
+
+def test_a_gpu_without_asynchronous_copies(older_gpu):
+    for layout in LAYOUTS:
+        verdict = verdict_of(older_gpu, Problem(12, 2, 64, 16, (0, 1, 77), "float16", layout))
+
+        assert verdict.ok, f"{layout}: {verdict.diagnosis}"
+
+
+def test_every_layout_is_read_in_whole_sectors_and_once(older_gpu):
+    """The block gathers what lies together, so that no layout costs a sector more."""
+    problem = Problem(6, 2, 64, 16, (1024,), "float16")
+    figures = {}
+    for layout in LAYOUTS:
+        moved = problem.replace(layout=layout)
+        outcome = older_gpu.run(STAGE, moved, make_inputs(moved), checks=False)
+        table = outcome.metrics
+        whole = table[table["line"].isna() & (table["kernel"] == STAGE.entry)]
+        figures[layout] = dict(zip(whole["metric"], whole["value"], strict=True))
+
+    sectors = {layout: found[names.GLOBAL_LOAD_SECTORS] for layout, found in figures.items()}
+    assert problem.kv_bytes / 32 <= sectors["NHD"] <= 1.05 * problem.kv_bytes / 32
+    assert sectors["NHD"] == sectors["HND"] == sectors["packed"]
+    for found in figures.values():
+        assert problem.kv_bytes <= found[names.DRAM_READ_BYTES] <= 1.02 * problem.kv_bytes
