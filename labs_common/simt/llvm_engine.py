@@ -29,10 +29,11 @@ from .errors import BudgetError, Fault, Finding, UnsupportedError
 from .launch import Launch, Result
 from .llvm_analysis import chains
 from .llvm_blocks import Stalled
-from .llvm_emit import Kernel, split_at_accesses
+from .llvm_emit import Kernel
 from .llvm_faults import finding_of, hazard_of, notes_of
 from .llvm_layout import CTX
 from .llvm_runtime import ACCESS_COUNTERS
+from .llvm_split import split_at_accesses
 from .memory import WINDOW, AddressSpace
 from .printf import format_text
 from .program import Program

@@ -1,0 +1,330 @@
+"""Control flow of masked code: lanes of a warp at several basic blocks, the lowest first."""
+
+from __future__ import annotations
+
+from . import llvm_layout as at
+from . import llvm_runtime as runtime
+from .llvm_code import FALSE, TRUE, register_type
+from .llvm_layout import CTX
+from .llvm_text import WARP, Value, const
+from .llvm_warp import Code
+from .ops import operands
+from .parse import Register
+from .program import Block
+
+
+class Masked(Code):
+    """Lanes at several blocks, the lowest first."""
+
+    def __init__(self, kernel: Kernel):
+        super().__init__(kernel, "masked", "i32", [("ptr", "ctx"), ("ptr", "warp")])
+        self.block: Block | None = None
+        self.dirty: dict[int, tuple[Register, Value]] = {}
+
+    def load_register(self, register: Register) -> Value:
+        f = self.f
+        offset = self.layout.vector_slots.get(register.index)
+        type_ = register_type(register)
+        if offset is None:  # never written before it is read, in this block only
+            return const(type_, 0)
+        slot = f.pointer("%warp", offset)
+        if type_ == "i1":
+            return f.mask_lanes(f.load("i32", slot))
+        return f.load(type_, slot, WARP, align=64)
+
+    def write(self, register: Register, value: Value) -> None:
+        index = register.index
+        self.cache[index] = value
+        if self.live_out[self.block.index] >> index & 1:
+            self.dirty[index] = (register, value)
+
+    def flush(self) -> None:
+        """Store what the block wrote, for its lanes only."""
+        f = self.f
+        for register, value in self.dirty.values():
+            slot = f.pointer("%warp", self.layout.vector_slots[register.index])
+            if value.type == "i1":
+                before = f.load("i32", slot)
+                kept = f.bin("and", before, f.bin("xor", self.mask, const("i32", -1)))
+                f.store(f.bin("or", kept, f.bin("and", f.mask_bits(value), self.mask)), slot)
+            else:
+                before = f.load(value.type, slot, WARP, align=64)
+                f.store(f.select(self.mask_vector, f.spread(value), before), slot, align=64)
+        self.dirty = {}
+
+    def function(self) -> None:
+        f, program, analysis = self.f, self.program, self.analysis
+        self.begin_function()
+        self.fault_label = f.new_label("fault")
+        schedule, look, pick = f.new_label("schedule"), f.new_label("look"), f.new_label("pick")
+        stuck, parked, dead = f.new_label("stuck"), f.new_label("parked"), f.new_label("dead")
+        done, met, run = f.new_label("done"), f.new_label("met"), f.new_label("run")
+        self.schedule = self.after_block = schedule
+        if self.kernel.stepped:
+            self.after_block = f.new_label("after_block")
+        mask_place, pc_place = f.variable("i32"), f.variable("i32")
+        self.labels = [f.new_label(f"block{b.index}") for b in program.blocks]
+        f.br(schedule)
+        f.label(self.fault_label)
+        f.ret(const("i32", at.FAULT))
+        if self.kernel.stepped:
+            self.give_turn()
+        f.label(schedule)
+        self.spend(0, look, -1)
+        f.label(look)
+        alive = f.field("i32", "%warp", at.WARP_ALIVE)
+        pcs = f.select(
+            f.mask_lanes(alive),
+            f.load("i32", f.pointer("%warp", at.WARP_PCS), WARP, align=64),
+            const("i32", at.NEVER),
+        )
+        lowest = f.reduce("umin", pcs)
+        f.cond(f.icmp("ult", lowest, const("i32", at.WAIT)), pick, stuck)
+        f.label(stuck)
+        f.cond(f.icmp("eq", lowest, const("i32", at.NEVER)), done, parked)
+        f.label(done)
+        f.ret(const("i32", at.DONE))
+        f.label(parked)
+        waiting = f.new_label("waiting")
+        f.cond(f.icmp("ult", lowest, const("i32", at.PARK)), dead, waiting)
+        f.label(waiting)
+        f.ret(const("i32", at.BARRIER))
+        f.label(dead)
+        self.deadlock(pcs, alive)
+        f.label(pick)
+        same = f.bin("and", f.mask_bits(f.icmp("eq", pcs, f.spread(lowest))), alive)
+        f.store(same, mask_place)
+        f.store(lowest, pc_place)
+        number = f.bin("lshr", lowest, const("i32", 1))
+        f.cond(f.icmp("eq", same, alive), met, run)
+        f.label(met)
+        entered, may = f.field("i32", "%warp", at.WARP_ENTERED), f.new_label("may")
+        f.store(const("i32", 0), f.pointer("%warp", at.WARP_ENTERED))
+        f.cond(f.icmp("eq", entered, const("i32", 0)), may, run)
+        f.label(may)
+        entries = {n: f.new_label(f"meet{n}") for n in analysis.enterable}
+        f.switch(number, run, list(entries.items()))
+        f.label(run)
+        none = f.new_label("none")
+        f.switch(number, none, [(b.index, self.labels[b.index]) for b in program.blocks])
+        f.label(none)
+        f.ret(const("i32", at.FAULT))
+        for n, label in entries.items():
+            f.label(label)
+            self.fresh_block()
+            self.meet(n, alive, f.load("i32", pc_place), run)
+        for block in program.blocks:
+            self.block = block
+            f.label(self.labels[block.index])
+            self.fresh_block()
+            self.mask = f.load("i32", mask_place)
+            self.emit_block(block, f.load("i32", pc_place))
+        f.finish()
+
+    def give_turn(self) -> None:
+        """Stepped: after each block the driver decides which warp goes on."""
+        f = self.f
+        f.label(self.after_block)
+        alive = f.field("i32", "%warp", at.WARP_ALIVE)
+        pcs = f.load("i32", f.pointer("%warp", at.WARP_PCS), WARP, align=64)
+        lowest = f.reduce("umin", f.select(f.mask_lanes(alive), pcs, const("i32", at.NEVER)))
+        f.store(f.bin("lshr", lowest, const("i32", 1)), f.pointer("%warp", at.WARP_NEXT))
+        runnable = f.new_label("runnable")
+        f.cond(f.icmp("ult", lowest, const("i32", at.WAIT)), runnable, self.schedule)
+        f.label(runnable)
+        f.ret(const("i32", at.YIELD))
+
+    def meet(self, n: int, alive: Value, pc: Value, run: str) -> None:
+        """All living lanes are at block n: go back to uniform code if its scalars are equal in all lanes."""
+        f = self.f
+        lane = f.resize(f.intrinsic("cttz", alive, flags=", i1 true"), "i64")
+        values = []
+        good = TRUE
+        for register in self.program.registers:
+            index = register.index
+            if not (self.live_in[n] & self.analysis.saved) >> index & 1 or index in self.analysis.vectors:
+                continue
+            slot = f.pointer("%warp", self.layout.vector_slots[index])
+            type_ = register_type(register)
+            if type_ == "i1":
+                bits = f.bin("and", f.load("i32", slot), alive)
+                none = f.icmp("eq", bits, const("i32", 0))
+                good = f.bin("and", good, f.bin("or", none, f.icmp("eq", bits, alive)))
+                first = f.resize(f.bin("xor", none, const("i1", 1)), "i8")
+            else:
+                width = const("i64", int(type_[1:]) // 8)
+                first = f.load(type_, f.pointer(slot, f.bin("mul", lane, width)))
+                every = f.load(type_, slot, WARP, align=64)
+                differs = f.bin("and", f.mask_bits(f.icmp("ne", every, f.spread(first))), alive)
+                good = f.bin("and", good, f.icmp("eq", differs, const("i32", 0)))
+            values.append((index, first))
+        go = f.new_label("go")
+        f.cond(good, go, run)
+        f.label(go)
+        for index, first in values:
+            f.store(first, f.pointer("%warp", self.layout.scalar_slots[index]))
+        f.store(const("i32", n), f.pointer("%warp", at.WARP_BLOCK))
+        f.store(f.bin("and", pc, const("i32", 1)), f.pointer("%warp", at.WARP_ENTERED))
+        f.ret(const("i32", at.SWITCH))
+
+    def deadlock(self, pcs: Value, alive: Value) -> None:
+        """No lane can run and some wait for lanes of their warp.
+
+        bar.warp.sync meets at any of its places, so lanes at several of them may be complete. Otherwise lanes
+        at a block barrier may be let go by other warps; if there are none, the named lanes never come.
+        """
+        f = self.f
+        waits = f.bin(
+            "and", f.icmp("uge", pcs, const("i32", at.WAIT)), f.icmp("ult", pcs, const("i32", at.PARK))
+        )
+        bare = f.bin("and", pcs, const("i32", at.WAIT - 1))
+        at_barrier = FALSE
+        for block in self.program.blocks:
+            if block.waits == "warp" and self.program.instructions[block.start].opcode == "bar":
+                at_barrier = f.bin("or", at_barrier, f.icmp("eq", bare, const("i32", 2 * block.index)))
+        here_vector = f.bin("and", waits, at_barrier)
+        here = f.bin("and", f.mask_bits(here_vector), alive)
+        members = f.load("i32", f.pointer("%warp", at.WARP_COUNT), WARP, align=64)
+        absent = f.bin("and", members, f.spread(f.bin("and", alive, f.bin("xor", here, const("i32", -1)))))
+        ready = f.bin("and", f.mask_bits(f.icmp("eq", absent, const("i32", 0))), here)
+        free, none, stay, faulty = (f.new_label(s) for s in ("free", "none", "stay", "faulty"))
+        f.cond(f.icmp("ne", ready, const("i32", 0)), free, none)
+        f.label(free)
+        self.set_pcs(f.bin("or", bare, const("i32", 1)), f.mask_lanes(ready))
+        f.br(self.after_block)
+        f.label(none)
+        parked = f.bin("and", f.mask_bits(f.icmp("uge", pcs, const("i32", at.PARK))), alive)
+        f.cond(f.icmp("ne", parked, const("i32", 0)), stay, faulty)
+        f.label(stay)
+        f.ret(const("i32", at.BARRIER))
+        f.label(faulty)
+        # the lowest block counts, and of its lanes the first
+        lowest = f.reduce("umin", f.select(f.mask_lanes(alive), pcs, const("i32", at.NEVER)))
+        at_lowest = f.bin("and", f.mask_bits(f.icmp("eq", pcs, f.spread(lowest))), alive)
+        lane = f.intrinsic("cttz", at_lowest, flags=", i1 true")
+        block = f.bin("lshr", f.bin("and", lowest, const("i32", at.WAIT - 1)), const("i32", 1))
+        # the engine knows the block's first instruction
+        runtime.fault(
+            f, at.MASK_ABSENT, const("i32", -1), lane, f.resize(at_lowest, "i64"), f.resize(block, "i64")
+        )
+        f.ret(const("i32", at.FAULT))
+
+    def set_pcs(self, value: Value, mask_vector: Value) -> None:
+        f = self.f
+        place = f.pointer("%warp", at.WARP_PCS)
+        f.store(f.select(mask_vector, f.spread(value), f.load("i32", place, WARP, align=64)), place, align=64)
+
+    def emit_block(self, block: Block, pc: Value) -> None:
+        f, n = self.f, block.index
+        if block.waits == "block":
+            self.index = block.start
+            run, park = f.new_label("run"), f.new_label("park")
+            f.cond(f.icmp("ne", f.bin("and", pc, const("i32", 1)), const("i32", 0)), run, park)
+            f.label(park)
+            self.fresh_block()
+            self.arrive()
+            self.set_pcs(f.bin("or", pc, const("i32", at.PARK)), self.mask_vector)
+            f.br(self.after_block)
+            f.label(run)
+            self.fresh_block()
+        elif block.waits == "warp":
+            self.gather(block, pc)
+        self.count(self.layout.masked_warps, n, const("i64", 1))
+        self.count(self.layout.masked_lanes, n, f.resize(f.popcount(self.mask), "i64"))
+        place = f.pointer("%warp", at.WARP_CHUNK)
+        f.store(f.bin("sub", f.load("i64", place), const("i64", max(1, block.stop - block.start))), place)
+        self.body(block)
+        self.flush()
+        mask_vector = self.mask_vector
+        if block.kind == "exit":
+            alive = f.field("i32", "%warp", at.WARP_ALIVE)
+            left = f.bin("and", alive, f.bin("xor", self.mask, const("i32", -1)))
+            f.store(left, f.pointer("%warp", at.WARP_ALIVE))
+        elif block.kind == "trap":
+            self.trap(block)
+            return
+        elif block.kind == "fall":
+            self.set_pcs(const("i32", 2 * block.targets[0]), mask_vector)
+        elif block.kind == "branch":
+            condition = self.read(block.predicate)
+            if block.negated:
+                condition = f.bin("xor", condition, const("i1", 1))
+            taken = f.bin("and", f.mask_bits(condition), self.mask)
+            split = f.bin("and", f.icmp("ne", taken, const("i32", 0)), f.icmp("ne", taken, self.mask))
+            self.count(self.layout.divergent, n, f.resize(split, "i64"))
+            yes, no = block.targets
+            pcs = f.select(f.spread(condition), const("i32", 2 * yes), const("i32", 2 * no))
+            self.set_pcs(pcs, mask_vector)
+        else:
+            self.indexed(block, mask_vector)
+        f.br(self.after_block)
+
+    def indexed(self, block: Block, mask_vector: Value) -> None:
+        f = self.f
+        value = f.spread(f.resize(self.read(block.predicate), "i32"))
+        pcs = const("i32", 0)
+        for k, target in enumerate(block.targets):
+            pcs = f.select(f.icmp("eq", value, const("i32", k)), const("i32", 2 * target), pcs)
+        beyond = f.icmp("uge", value, const("i32", len(block.targets)))
+        bad = f.bin("and", f.mask_bits(beyond), self.mask)
+        fine, wrong = f.new_label("fine"), f.new_label("wrong")
+        f.cond(f.icmp("eq", bad, const("i32", 0)), fine, wrong, "likely")
+        f.label(wrong)
+        lane = f.intrinsic("cttz", bad, flags=", i1 true")
+        extra = f.resize(f.extract(value, lane), "i64")
+        runtime.fault(f, at.BAD_INDEX, const("i32", block.stop - 1), lane, extra, const("i64", 0))
+        f.br(self.fault_label)
+        f.label(fine)
+        first = f.intrinsic("cttz", self.mask, flags=", i1 true")
+        differs = f.mask_bits(f.icmp("ne", f.spread(pcs), f.spread(f.extract(f.spread(pcs), first))))
+        split = f.icmp("ne", f.bin("and", differs, self.mask), const("i32", 0))
+        self.count(self.layout.divergent, block.index, f.resize(split, "i64"))
+        self.set_pcs(pcs, mask_vector)
+
+    def gather(self, block: Block, pc: Value) -> None:
+        """Run for the lanes whose members have all come; the others wait."""
+        f, n = self.f, block.index
+        check, go, wait = f.new_label("check"), f.new_label("go"), f.new_label("wait")
+        place = f.variable("i32")
+        f.store(self.mask, place)
+        f.cond(f.icmp("ne", f.bin("and", pc, const("i32", 1)), const("i32", 0)), go, check)
+        f.label(check)
+        alive = f.field("i32", "%warp", at.WARP_ALIVE)
+        pcs = f.load("i32", f.pointer("%warp", at.WARP_PCS), WARP, align=64)
+        waiting = f.mask_bits(f.icmp("eq", pcs, f.spread(const("i32", 2 * n | at.WAIT))))
+        here = f.bin("or", self.mask, f.bin("and", waiting, alive))
+        self.index = block.start
+        _, sources = operands(self.instruction)
+        members = f.spread(self.members(sources[-1]))
+        here_vector = f.mask_lanes(here)
+
+        def faulty(condition: Value, kind: int) -> None:
+            lanes = f.mask_bits(f.bin("and", condition, here_vector))
+            wrong, fine = f.new_label("wrong"), f.new_label("fine")
+            f.cond(f.icmp("ne", lanes, const("i32", 0)), wrong, fine, "unlikely")
+            f.label(wrong)
+            lane = f.intrinsic("cttz", lanes, flags=", i1 true")
+            extra = f.resize(f.extract(members, lane), "i64")
+            runtime.fault(f, kind, const("i32", self.index), lane, const("i64", 0), extra)
+            f.br(self.fault_label)
+            f.label(fine)
+
+        own = f.bin("and", f.bin("lshr", members, f.lane_numbers()), const("i32", 1))
+        faulty(f.icmp("eq", own, const("i32", 0)), at.NOT_IN_MASK)
+        if self.instruction.opcode != "bar":
+            exited = f.bin("and", members, f.spread(f.bin("xor", alive, const("i32", -1))))
+            faulty(f.icmp("ne", exited, const("i32", 0)), at.MASK_EXITED)
+        absent = f.bin("and", members, f.spread(f.bin("and", alive, f.bin("xor", here, const("i32", -1)))))
+        ready = f.bin("and", f.mask_bits(f.icmp("eq", absent, const("i32", 0))), here)
+        # those left over wait, so that they do not look runnable
+        rest = f.bin("and", here, f.bin("xor", ready, const("i32", -1)))
+        self.set_pcs(const("i32", 2 * n | at.WAIT), f.mask_lanes(rest))
+        named = f.pointer("%warp", at.WARP_COUNT)
+        f.store(f.select(here_vector, members, f.load("i32", named, WARP, align=64)), named, align=64)
+        f.store(ready, place)
+        f.cond(f.icmp("ne", ready, const("i32", 0)), go, wait)
+        f.label(wait)
+        f.br(self.after_block)
+        f.label(go)
+        self.fresh_block()
+        self.mask = f.load("i32", place)
