@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from labs_common import cli_bench
 from labs_common.doctor import diagnose, engine_choice
 from labs_common.problem import PRESETS, find_problem
 from labs_common.stages import STAGES, find_stage
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cli_bench.app, name="bench")
 console = Console()
 errors = Console(stderr=True)
 
@@ -178,6 +180,29 @@ def record(
     problems = [p for name, p in recording.PROBLEMS.items() if not problem or name in problem]
     target = recording.record(chosen, problems, out, _command(), on_progress=console.print)
     console.print(f"recorded in {target}")
+
+
+@app.command()
+def simulate(
+    kernel: Annotated[str, typer.Argument(help="a stage by id or number, or a kernel file with --stage")],
+    stage: Annotated[str | None, typer.Option(help="the stage in whose place a kernel file runs")] = None,
+    problem: ProblemName = "ragged",
+    out: Annotated[Path | None, typer.Option(help="HTML file; by default out/simulate/<kernel>.html")] = None,
+    force: Annotated[bool, typer.Option(help="simulate even what takes minutes")] = False,
+) -> None:
+    """Count a kernel line by line in the simulator: its instruction mix here, its source as HTML."""
+    from labs_common import runner
+    from labs_common.source import Source
+
+    is_file = kernel.endswith(".cu")
+    if is_file and stage is None:
+        raise ValueError(f"{kernel}: say with --stage in which stage's place it runs")
+    chosen = find_stage(stage if is_file else kernel)
+    source = Source.read(kernel) if is_file else chosen.source()
+    page = out or Path("out/simulate") / f"{Path(source.name).stem}.html"
+    raise typer.Exit(
+        runner.simulate(chosen, source, find_problem(problem), _open(EngineName.SIM, force), console, page)
+    )
 
 
 def _command() -> str:

@@ -67,6 +67,7 @@ class Outcome:
         findings: what the checks found; empty on a GPU.
         engine: name of the engine that ran it.
         seconds: host time of the launches; a simulator's speed, never a kernel's.
+        mix: per kernel, lane-instructions by class, most first; empty on a GPU.
     """
 
     output: np.ndarray
@@ -74,6 +75,7 @@ class Outcome:
     findings: tuple[Finding, ...]
     engine: str
     seconds: float
+    mix: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -379,19 +381,20 @@ class SimulatorEngine(Engine):
         if not self.force:
             self._refuse_long(call, problem)
         gpu = find_gpu(self.device.name)
-        tables, findings, seconds = [], [], 0.0
+        tables, findings, mix, seconds = [], [], {}, 0.0
         for number, launch in enumerate(call.launches):
             kernel = call.kernels[launch.entry]
             kernel(launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes)
             result = kernel.module.last_launch
             findings += result.findings
+            mix[launch.entry] = result.counters.mix()
             seconds += result.seconds
             figures = kernel.module.resources(launch.entry).resources
             tables.append(
                 counted_metrics(result.counters, launch, number, figures, gpu, stage.id, problem.name)
             )
         table = metrics_table.concat(tables)
-        return Outcome(self.xp.asnumpy(call.output), table, tuple(findings), self.name, seconds)
+        return Outcome(self.xp.asnumpy(call.output), table, tuple(findings), self.name, seconds, mix)
 
     def _refuse_long(self, call: Call, problem: Problem) -> None:
         """Raise TooLong where a sample of the blocks says so; small problems are not sampled."""

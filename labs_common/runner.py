@@ -14,6 +14,7 @@ from rich.table import Table
 
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
+from labs_common.annotated import heat_map
 from labs_common.benchmark import Benchmark, benchmark_stages
 from labs_common.check import Report
 from labs_common.compare import Verdict, compare
@@ -25,6 +26,7 @@ from labs_common.problem import Problem
 from labs_common.provenance import gpu_provenance, kernel_hash, read_provenance, write_provenance
 from labs_common.reference import reference
 from labs_common.simt.errors import SimulationError
+from labs_common.source import Source
 from labs_common.stages import Stage
 
 
@@ -234,6 +236,35 @@ def save_figures(
             stage.id: kernel_hash(stage, problem, str(entry["compute_capability"])) for stage in stages
         }
         write_provenance(folder, read_provenance(folder) | {problem.name: entry})
+
+
+def simulate(
+    stage: Stage, source: Source, problem: Problem, engine: Engine, console: Console, page: Path
+) -> int:
+    """Run a kernel in the simulator, print its instruction mix and busiest lines, write its heat map.
+
+    Returns:
+        The exit status: 0 where the output is right and nothing was found, else 1.
+    """
+    inputs = make_inputs(problem)
+    outcome = engine.run(stage, problem, inputs, source)
+    verdict = compare(outcome.output, reference(problem, inputs))
+    console.print(f"{source.name} on {problem}: {verdict.diagnosis}", highlight=False)
+    for finding in outcome.findings:
+        console.print(f"[red]{escape(str(finding))}[/]")
+    for kernel, mix in outcome.mix.items():
+        total = sum(mix.values())
+        shares = ", ".join(f"{group} {100 * count / total:.1f} %" for group, count in list(mix.items())[:10])
+        console.print(f"{kernel}: {total:,} lane-instructions: {shares}", highlight=False)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{stage.id} on {problem.name}"
+    body = heat_map(source, outcome.metrics, title)
+    page.write_text(
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title>{body}</html>",
+        encoding="utf-8",
+    )
+    console.print(f"counts per line: {page}", highlight=False)
+    return 0 if verdict.ok and not outcome.findings else 1
 
 
 def print_report(report: Report, console: Console) -> None:
