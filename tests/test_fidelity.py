@@ -25,7 +25,7 @@ from labs_common.fidelity import (
     recording_of,
     unexplained,
 )
-from labs_common.fidelity_table import chart, markdown
+from labs_common.fidelity_table import PAGE, chart, markdown, page
 from labs_common.metric_names import DRAM_READ_BYTES, REGISTERS
 from labs_common.ncu_rows import ProfileError
 from labs_common.recorded import PROBLEMS
@@ -241,6 +241,11 @@ def test_the_table_and_the_chart_show_every_stage_and_problem(comparisons):
     # in 2 kv heads are 2 warp loads a token; and a table entry a page (59 pages) and warp.
     assert f"= {8 * 5 * 2 + 918 * 2 * 2 + 59 * 8 + 8 * 5:,} " in text
     assert "Global load requests 1" in drawn.alt_text()
+
+
+def test_the_page_is_up_to_date(comparisons):
+    """Write it again with ``python -m labs_common.fidelity_table``."""
+    assert PAGE.read_text(encoding="utf-8") == page(list(comparisons.values()))
 
 
 def test_a_report_without_code_or_counts_is_refused(tmp_path):
