@@ -79,12 +79,12 @@ def _table(lines: Sequence[str], counts: Mapping[int, Mapping[str, float]], capt
     head = "".join(f'<th scope="col">{COLUMNS[metric]}</th>' for metric in shown)
     rows = [
         f"<table><caption>{html.escape(caption)}</caption>",
-        f'<tr><th scope="col">line</th><th scope="col" style="text-align:left">source</th>{head}</tr>',
+        f'<tr>{head}<th scope="col">line</th><th scope="col" style="text-align:left">source</th></tr>',
     ]
     for number, text in enumerate(lines, 1):
         line = counts.get(number, {})
         cells = "".join(_cell(line.get(metric), sums[metric]) for metric in shown)
-        rows.append(f'<tr><td>{number}</td><td class="code">{html.escape(text)}</td>{cells}</tr>')
+        rows.append(f'<tr>{cells}<td>{number}</td><td class="code">{html.escape(text)}</td></tr>')
     rows.append("</table>")
     return "\n".join(rows)
 
