@@ -13,6 +13,7 @@ from pathlib import Path
 from labs_common.compiler import CompilerMissing, compiler_version
 from labs_common.provenance import nvidia_smi
 
+TOOLKITS = Path("/usr/local")  # where CUDA's installer puts its cuda-*/ folders
 NO_NCU = "install Nsight Compute (it comes with the CUDA toolkit), or put its folder on PATH"
 MINIMUM_DRIVER = {"cuda13": 580, "cuda12": 525}
 
@@ -41,7 +42,7 @@ def diagnose() -> list[Ability]:
 
 def find_ncu() -> str | None:
     """Path of the ``ncu`` program: on PATH, or in the newest toolkit under the usual folder."""
-    usual = sorted(Path("/usr/local").glob("cuda*/bin/ncu"), reverse=True)
+    usual = sorted(TOOLKITS.glob("cuda*/bin/ncu"), reverse=True)
     return shutil.which("ncu") or next((str(path) for path in usual), None)
 
 

@@ -128,7 +128,7 @@ class Explanation:
         )
 
     def __str__(self) -> str:
-        return f"{self.stage} ({self.group.label}): " + " ".join(self.sentences)
+        return f"{self.stage or 'kernels'} ({self.group.label}): " + " ".join(self.sentences)
 
 
 def explain(frame: Metrics) -> list[Explanation]:
@@ -153,7 +153,7 @@ def explain(frame: Metrics) -> list[Explanation]:
                 for (of, kernel), label in labels.items()
                 if of == stage
             )
-            changes = tuple(_changes(mine, stage, limiters, before))
+            changes = tuple(_changes(mine, stage, limiters, before)) if stage else ()
             before.append(Explanation(stage, group, limiters, changes))
         explained += before
     return explained
@@ -260,7 +260,7 @@ def _detail(rule: str, v: dict[str, float]) -> str:
         "l2": ": that cache is near its peak while DRAM is not",
         "dram_leaning": f": DRAM is its busiest unit, {number(FULL - v['DRAM'])} points below full",
         "leaning": ": busy, but not full",
-        "latency": f": neither compute nor memory reaches {number(BUSY)} % of its peak, so its warps mostly wait",
+        "latency": f": neither compute nor memory reaches {number(BUSY)} % of its peak; warps mostly wait",
     }[rule]
 
 

@@ -27,7 +27,7 @@ class ProfileError(ValueError):
     def __init__(self, reason: str, remedy: str = "") -> None:
         self.reason = reason
         self.remedy = remedy
-        super().__init__(f"{reason}. {remedy}" if remedy else reason)
+        super().__init__(f"{reason}. {remedy[0].upper()}{remedy[1:]}" if remedy else reason)
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:
         return type(self), (self.reason, self.remedy)

@@ -50,9 +50,29 @@ def recorded_metrics(folder: Path = RECORDED, **where: Any) -> Metrics:
     Raises:
         MetricsError: an unknown column, or a damaged file.
     """
-    table = concat(load_csv(path) for path in sorted(folder.rglob("*.csv")))
+    stages, problems = (_listed(where.get(column)) for column in ("stage", "problem"))
+    paths = [
+        path
+        for path in sorted(folder.glob("*/*/*.csv"))
+        if (problems is None or path.stem in problems)
+        and (stages is None or path.parent.name in {*stages, "events"})
+    ]
+    table = concat(load_csv(path) for path in paths)
     table["source"] = table["source"].replace("measured", "recorded")  # there and then, not here
     return select(table, **where)
+
+
+def _listed(wanted: Any) -> set[str] | None:
+    """Names that one or several values of a column stand for; None where any will do."""
+    if wanted is None:
+        return None
+    return {wanted} if isinstance(wanted, str) else set(wanted)
+
+
+def recorded_reports(folder: Path = RECORDED) -> list[tuple[str, str, str]]:
+    """GPU, stage and problem of every recorded profile."""
+    found = sorted(folder.glob(f"*/*/*{REPORT_SUFFIX}"))
+    return [(p.parts[-3], p.parent.name, p.name.removesuffix(REPORT_SUFFIX)) for p in found]
 
 
 def recorded_lines(stage: str, problem: str, gpu: str = "h200", folder: Path = RECORDED) -> Metrics:
@@ -68,10 +88,7 @@ def recorded_lines(stage: str, problem: str, gpu: str = "h200", folder: Path = R
     stage = find_stage(stage).id
     report = folder / gpu / stage / f"{problem}{REPORT_SUFFIX}"
     if not report.exists():
-        there = sorted(
-            f"{path.parent.name} {path.name.removesuffix(REPORT_SUFFIX)}"
-            for path in (folder / gpu).glob(f"*/*{REPORT_SUFFIX}")
-        )
+        there = [f"{of} {name}" for where, of, name in recorded_reports(folder) if where == gpu]
         raise FileNotFoundError(
             f"no profile of {stage} on problem {problem!r} is recorded for {gpu}; there are: "
             + (", ".join(there) or "none")

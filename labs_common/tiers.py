@@ -30,7 +30,7 @@ from labs_common.ncu import read_profile
 from labs_common.ncu_rows import ProfileError
 from labs_common.problem import PRESETS, Problem
 from labs_common.profile import capture, measure, refuse_empty
-from labs_common.recorded import RECORDED, recorded_metrics
+from labs_common.recorded import RECORDED, recorded_metrics, recorded_reports
 from labs_common.stages import STAGES, Stage
 
 COUNTERS, EVENTS, RECORDINGS = "counters", "events and attributes", "recorded profiles"
@@ -95,15 +95,15 @@ def _events() -> Ability:
 
 
 def _recordings(folder: Path) -> Ability:
-    found = recorded_metrics(folder, tool="ncu")
-    if found.empty:
+    found = recorded_reports(folder)
+    if not found:
         return Ability(RECORDINGS, False, f"none in {folder.name}", "check the lab out again: data/recorded/")
     told = []
-    for gpu, rows in found.groupby("gpu", sort=False):
-        stages, problems = sorted(set(rows["stage"])), sorted(set(rows["problem"]))
-        told.append(
-            f"{display_name(str(gpu))}, stages {stages[0][:2]} to {stages[-1][:2]}: {', '.join(problems)}"
-        )
+    for gpu in dict.fromkeys(gpu for gpu, _, _ in found):
+        stages = sorted({stage for of, stage, _ in found if of == gpu})
+        problems = sorted({problem for of, _, problem in found if of == gpu})
+        which = f"stages {stages[0][:2]} to {stages[-1][:2]}"
+        told.append(f"{display_name(gpu)}, {which}: {', '.join(problems)}")
     return Ability(RECORDINGS, True, "; ".join(told))
 
 
@@ -143,7 +143,7 @@ def profile(
     if events.works:
         return concat([_by_events(stage, problem, options), recorded])
     if recorded.empty:
-        there = sorted(set(recorded_metrics(folder, tool="ncu", stage=stage.id)["problem"]))
+        there = sorted({name for _, of, name in recorded_reports(folder) if of == stage.id})
         what = f"{stage.id} on problem {problem.name!r}"
         raise ProfileError(
             f"{what} is not measured here ({counters.detail}) and not recorded",
