@@ -65,7 +65,7 @@ def _operand(type_: str, seed: int) -> np.ndarray:
     width = DTYPES[type_].itemsize
     top = 1 << (8 * width - 1)
     corners = [0, 1, 2, top - 1, top, top + 1, 2 * top - 1, 2 * top - 2]
-    small = list(rng.integers(0, 70, 8)) + [31, 32, 33, 63, 64]
+    small = [*rng.integers(0, 70, 8), 31, 32, 33, 63, 64]
     bits = [int.from_bytes(rng.bytes(width), "little") for _ in range(LANES)]
     chosen = np.array([corners[k % 8] if k % 3 == 0 else small[k % 13] if k % 3 == 1 else b
                        for k, b in enumerate(bits)], np.uint64)  # fmt: skip
@@ -413,7 +413,8 @@ def test_dynamic_shared_memory_begins_after_the_static_and_starts_anew_in_each_b
     before = ".shared .align 4 .b8 fixed[64];\n.extern .shared .align 16 .b8 open[];\n"
     body = (
         "mov.u32 %r5, open;\nmov.u32 %r6, fixed;\nsub.u32 %r7, %r5, %r6;\n"
-        "st.shared.u32 [open], %r1;\nld.shared.u32 %r8, [open];\nshl.b32 %r7, %r7, 8;\nadd.u32 %r8, %r8, %r7;\n"
+        "st.shared.u32 [open], %r1;\nld.shared.u32 %r8, [open];\n"
+        "shl.b32 %r7, %r7, 8;\nadd.u32 %r8, %r8, %r7;\n"
         "mul.wide.u32 %d5, %r1, 4;\nadd.u64 %d5, %d0, %d5;\nst.global.u32 [%d5], %r8;\nret;"
     )
     out = np.zeros(3, np.uint32)

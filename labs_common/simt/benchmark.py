@@ -61,8 +61,9 @@ def measure(
 ) -> list[dict[str, object]]:
     """The best of some runs of each case.
 
-    Returns one dict for each: stage, problem, engine, cores, checks, blocks, blocks_of_grid, lane_instructions,
-    seconds, lane_instructions_per_s, and grid_seconds (what the whole grid would take at that rate).
+    Returns one dict for each: stage, problem, engine, cores, checks, blocks, blocks_of_grid,
+    lane_instructions, seconds, lane_instructions_per_s, and grid_seconds (what the whole grid would take at
+    that rate).
     """
     rows = []
     for case in cases:

@@ -1,7 +1,7 @@
 """Loads, stores and atomics in machine code: fast ways in place, everything else through the runtime.
 
-An access of consecutive lanes, or of one address for all, is checked and counted by a few instructions against
-the allocation that the instruction met last; see llvm_layout's access cache.
+An access of consecutive lanes, or of one address for all, is checked and counted by a few instructions
+against the allocation that the instruction met last; see llvm_layout's access cache.
 """
 
 from __future__ import annotations
@@ -28,10 +28,14 @@ _SPACES = {
 }
 
 
+_ATOMIC = ("add", "min", "max", "and", "or", "xor", "inc", "dec", "exch", "cas")
+
+
 class Accesses(Base):
     """Adds memory instructions."""
 
     def address(self, access: Access) -> Value:
+        """The address operand, 64 bits: one value, or one for each lane."""
         f = self.f
         address: Address = access.address
         if isinstance(address.base, Symbol):
@@ -47,6 +51,7 @@ class Accesses(Base):
         return f.bin("add", base, const("i64", address.offset))
 
     def memory(self, row: Operation, access: Access) -> None:
+        """A ld or st; atomics go to `atomic`."""
         if access.operation in ("atom", "red"):
             self.atomic(row, access)
             return
@@ -84,10 +89,12 @@ class Accesses(Base):
         return values[:-1] if hint else values
 
     def bits_of_source(self, operand, type_: str) -> Value:
+        """A source operand as integer bits."""
         value = self.source(operand, type_)
         return self.f.bits(value) if value.type in ("float", "double") else value
 
     def parameter(self, row: Operation, access: Access) -> None:
+        """A load from a fixed place in the parameters, the same for every lane."""
         base = self.f.field("ptr", "%ctx", CTX["params"], invariant=True).name
         targets, _ = operands(self.instruction)
         for k, target in enumerate(targets):
@@ -237,8 +244,8 @@ class Accesses(Base):
         shift = 31 if one_lane else words.bit_length() - 1
         after = f.start_if(f.icmp("ne", f.field("i64", "%ctx", CTX["race"], True), const("i64", 0)))
         f.call(
-            "void", "race_run", "ptr %ctx", "ptr %warp", f"i32 {self.index}", f"i32 {int(store)}", str(offset),
-            f"i64 {number}", f"i32 {shift}", str(first),
+            "void", "race_run", "ptr %ctx", "ptr %warp", f"i32 {self.index}", f"i32 {int(store)}",
+            str(offset), f"i64 {number}", f"i32 {shift}", str(first),
         )  # fmt: skip
         f.end_if(after)
 
@@ -259,13 +266,14 @@ class Accesses(Base):
         return self.f.shuffle(value, list(range(value.lanes)) * WARP)
 
     def flags_pointer(self, offset: Value) -> str:
+        """Where the written-flags of a shared offset begin."""
         base = self.f.field("ptr", "%ctx", CTX["shared_flags"], True).name
         return self.f.pointer(base, self.f.bin("lshr", offset, const("i64", 2)))
 
     def shared_flags_ok(
         self, ok: Value, offset: Value, span: int, reach: int, one_lane: bool, store: bool, slow: str
     ) -> Value:
-        """Loads: that every word was written (where that is checked); sub-word accesses take the slow path."""
+        """Loads: whether every word was written (if checked); sub-word accesses take the slow path."""
         f = self.f
         if span < 4:
             return FALSE
@@ -400,8 +408,7 @@ class Accesses(Base):
     def combine(self, row: Operation, type_: str, old: Value, mine: list[Value]) -> Value:
         """The new value of an atomic operation, scalars."""
         f = self.f
-        name = next(m for m in self.instruction.modifiers if m in ("add", "min", "max", "and", "or", "xor", "inc",
-                                                                   "dec", "exch", "cas"))  # fmt: skip
+        name = next(m for m in self.instruction.modifiers if m in _ATOMIC)
         if name == "exch":
             return mine[0]
         if name == "cas":

@@ -1,8 +1,9 @@
 """What the code generator wants to know of a program before it emits: which registers need a lane each.
 
-In *uniform* code all living lanes of a warp are at the same instruction, so a register whose value depends on
-nothing lane-specific is one scalar. That is a guess about the program, never an assumption about the run: when
-lanes come together again after a divergence, the generated code compares them before it goes back to scalars.
+In *uniform* code all living lanes of a warp are at the same instruction, so a register whose value depends
+on nothing lane-specific is one scalar. That is a guess about the program, never an assumption about the run:
+when lanes come together again after a divergence, the generated code compares them before it goes back to
+scalars.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Region:
 class Analysis:
     """vectors: indices of registers that need a lane each in uniform code. regions: by branch block.
 
-    constants: register index -> Immediate or Symbol it always equals; computed: registers of launch constants.
+    constants: register index -> Immediate or Symbol it always equals; computed: other launch constants.
     chain: block -> the block whose uniform executions count it. enterable: blocks where a warp whose lanes
     have met again may go on in uniform code.
     """
@@ -277,7 +278,7 @@ _FLUSHING = frozenset(
 
 
 def _find_flushed(program: Program, analysis: Analysis) -> None:
-    """Registers that never hold the bits of a subnormal f32: results of .ftz instructions and their copies."""
+    """Registers that never hold a subnormal f32: results of .ftz instructions and their copies."""
     flushed = {r.index for r in program.registers if r.type in ("f32", "b32")}
     changed = True
     while changed:

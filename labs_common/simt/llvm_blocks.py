@@ -145,14 +145,19 @@ class Stalled:
         file, line = self.program.instructions[i].source or ("", 0)
         raise Fault(Finding("synccheck", "Barrier error detected. Invalid arguments", file, line,
                             *self.worker.where(int(here[0])), None,
-                            f"{self.program.instructions[i].name}: lanes {names} of the mask never arrive"))  # fmt: skip
+                            f"{self.name(i)}: lanes {names} of the mask never arrive"))  # fmt: skip
+
+    def name(self, instruction: int) -> str:
+        """An instruction's name in the PTX."""
+        return self.program.instructions[instruction].name
 
     def divergent(self, place: int, lanes: np.ndarray, message: str) -> None:
+        """Raise the Fault of a barrier that some threads do not reach."""
         i = self.program.blocks[place].start
         file, line = self.program.instructions[i].source or ("", 0)
         raise Fault(Finding("synccheck", "Barrier error detected. Divergent thread(s) in block", file, line,
                             *self.worker.where(int(lanes[0])), None,
-                            f"{self.program.instructions[i].name}: {spans(lanes)} wait here; {message}"))  # fmt: skip
+                            f"{self.name(i)}: {spans(lanes)} wait here; {message}"))  # fmt: skip
 
 
 def spans(threads: np.ndarray) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
-from . import llvm_runtime
+from . import llvm_driver
 
 ATTRIBUTES = '"min-legal-vector-width"="512"'
 MAGIC = b"palab simt object 1\n"
@@ -111,12 +111,12 @@ def load(data: bytes, level: int) -> Native:
 
 @functools.cache
 def runtime_object() -> bytes:
-    """The object file of llvm_runtime, from the disk cache or built."""
+    """The object file of llvm_driver, from the disk cache or built."""
     name = key("runtime")
     kept = fetch(name)
     if kept is not None:
         return kept.data
-    data = build(llvm_runtime.text(host()[0], ATTRIBUTES), OPTIMISED)
+    data = build(llvm_driver.text(host()[0], ATTRIBUTES), OPTIMISED)
     keep(name, Kept(OPTIMISED, 0, data))
     return data
 

@@ -19,15 +19,29 @@ from .llvm_text import WARP, Value, const
 from .memory import WINDOW
 from .ops import Operation, operands, operation
 from .parse import TYPE_BYTES, Immediate, Instruction, Negated, Register, Sink, Special, Symbol, bits_of
-from .program import Access, Block, Program
+from .program import Block, Program
 
 if TYPE_CHECKING:
     from .llvm_emit import Kernel
 
 # control flow is in the blocks; the rest orders or hints, and changes no value here
 _NOTHING_TO_DO = frozenset(
-    ("bra", "brx", "ret", "exit", "trap", "membar", "fence", "nanosleep", "prefetch", "prefetchu", "pmevent")
-    + ("brkpt", "discard", "applypriority")
+    (
+        "bra",
+        "brx",
+        "ret",
+        "exit",
+        "trap",
+        "membar",
+        "fence",
+        "nanosleep",
+        "prefetch",
+        "prefetchu",
+        "pmevent",
+        "brkpt",
+        "discard",
+        "applypriority",
+    )
 )
 TRUE, FALSE = Value("true", "i1"), Value("false", "i1")
 
@@ -71,7 +85,7 @@ class Misjudged(Exception):
 
 
 class Base:
-    """One function of the kernel and how it reads and writes registers. Subclassed for the three functions."""
+    """One function of the kernel; subclasses say where registers are between blocks."""
 
     def __init__(self, kernel: Kernel, name: str, returns: str, arguments: list[tuple[str, str]]):
         self.kernel = kernel
@@ -113,6 +127,7 @@ class Base:
         return self.f.bin("add", address, const("i64", symbol.offset)) if symbol.offset else address
 
     def read(self, register: Register) -> Value:
+        """A register's bits: one value where it is the same in all lanes, else 32."""
         source = self.program.aliases.get(register.index)
         if isinstance(source, Register):
             register = source
@@ -125,9 +140,11 @@ class Base:
         return known
 
     def load_register(self, register: Register) -> Value:
+        """A register's value from where this kind of code keeps it between blocks."""
         raise NotImplementedError
 
     def write(self, register: Register, value: Value) -> None:
+        """Give a register a new value of its own width."""
         raise NotImplementedError
 
     def source(self, operand, type_: str) -> Value:
@@ -192,6 +209,7 @@ class Base:
     # ---- special registers
 
     def special(self, name: str) -> Value:
+        """A special register, 32 bits (64 for the wide clocks)."""
         f = self.f
         kind, _, axis = name.partition(".")
         if kind in ("tid", "ntid", "ctaid", "nctaid") and axis in "xyz":
@@ -248,13 +266,16 @@ class Base:
 
     @property
     def instruction(self) -> Instruction:
+        """The instruction that is being written."""
         return self.program.instructions[self.index]
 
     @property
     def line(self) -> int:
+        """Its line in the PTX."""
         return self.instruction.line
 
     def count(self, offset: int, number: int, amount: Value) -> None:
+        """Add to counter `number` of the kind at `offset`."""
         self.f.add_to(self.counters, offset + 8 * number, amount)
 
     def body(self, block: Block) -> None:
@@ -278,6 +299,7 @@ class Base:
                 raise UnsupportedError(f"{self.instruction.name} is not simulated by this engine", self.line)
 
     def alu(self, row: Operation) -> None:
+        """An instruction that only computes."""
         targets, sources = operands(self.instruction)
         function = emitter(row, WINDOW)
         if function is None:
@@ -290,9 +312,11 @@ class Base:
 
     @property
     def mask_vector(self) -> Value:
+        """The executing lanes as <32 x i1>."""
         return self.f.mask_lanes(self.mask)
 
     def trap(self, block: Block) -> None:
+        """End the launch at a trap."""
         f = self.f
         lane = f.intrinsic("cttz", self.mask, flags=", i1 true")
         runtime.fault(
@@ -301,17 +325,22 @@ class Base:
         f.br(self.fault_label)
 
     def fresh_block(self) -> None:
+        """Forget what was read: a new LLVM block begins that the old one need not dominate."""
         self.cache = {}
         self.floating: dict[tuple[str, str], Value] = {}
         self.e.flushed = set()
 
     def begin_function(self) -> None:
+        """Open the function and load what all of it uses."""
         f = self.f
         f.begin()
         self.counters = f.field("ptr", "%ctx", CTX["counters"], True).name
 
     def spend(self, instructions: int, go_on: str, block: int) -> None:
-        """Take instructions from the warp's budget and go on to block (-1: see the pcs), or return STOP or BUDGET."""
+        """Take instructions from the warp's budget and go on, or return STOP or BUDGET.
+
+        block is where the warp is going, for the message; -1: its pcs say so.
+        """
         f = self.f
         place = f.pointer("%warp", at.WARP_CHUNK)
         left = f.bin("sub", f.load("i64", place), const("i64", instructions))

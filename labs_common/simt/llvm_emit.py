@@ -1,16 +1,16 @@
 """A program as LLVM IR: `uniform` code with scalars where it can, `masked` code for lanes that went apart.
 
-uniform(ctx, warp): all living lanes of the warp are at one block. Registers are SSA values; a branch that every
-lane takes the same way stays inside. A short arm of a divergent branch is run in place under a mask; otherwise
-the warp's registers are stored, one pc per lane, and the function returns SWITCH.
-masked(ctx, warp): the lowest block that a runnable lane is at runs for the lanes that are there; registers that
-live across blocks are in the warp state. Where all lanes have met and the scalars of uniform code are equal in
-all of them, the warp goes back. `setup` computes what is the same for the whole launch.
+uniform(ctx, warp): all living lanes of the warp are at one block. Registers are SSA values; a branch that
+every lane takes the same way stays inside. A short arm of a divergent branch is run in place under a mask;
+otherwise the warp's registers are stored, one pc per lane, and the function returns SWITCH.
+masked(ctx, warp): the lowest block that a runnable lane is at runs for the lanes that are there; registers
+that live across blocks are in the warp state. Where all lanes have met and the scalars of uniform code are
+equal in all of them, the warp goes back. `setup` computes what is the same for the whole launch.
 """
 
 from __future__ import annotations
 
-from . import llvm_runtime as runtime
+from . import llvm_driver
 from .errors import UnsupportedError
 from .llvm_analysis import analyse, chains
 from .llvm_code import Layout, Misjudged, register_type
@@ -32,14 +32,17 @@ class Setup(Code):
         super().__init__(kernel, "setup", "void", [("ptr", "ctx"), ("ptr", "warp")])
 
     def constant_register(self, register: Register) -> Value | None:
+        """Only literals: computed constants are being computed here."""
         if register.index in self.analysis.computed:
             return None
         return super().constant_register(register)
 
     def load_register(self, register: Register) -> Value:
+        """A launch constant never reads a register that is none."""
         return const(register_type(register), 0)
 
     def write(self, register: Register, value: Value) -> None:
+        """Into the constants of the context, one word for each register."""
         f = self.f
         self.cache[register.index] = value
         base = f.field("ptr", "%ctx", CTX["constants"]).name
@@ -47,6 +50,7 @@ class Setup(Code):
         f.store(stored, f.pointer(base, 8 * register.index))
 
     def function(self) -> None:
+        """Write the whole function."""
         self.begin_function()
         self.fresh_block()
         self.mask = const("i32", -1)
@@ -95,12 +99,13 @@ class Kernel:
                 self.analysis.vectors.add(wrong.args[0])
 
     def _emit(self) -> None:
-        self.module.declarations.update(runtime.DECLARATIONS)
+        self.module.declarations.update(llvm_driver.DECLARATIONS)
         together = Stepped if self.stepped else Uniform
         for code in (Setup(self), together(self), Masked(self)):
             code.function()
 
     def text(self, triple: str, attributes: str) -> str:
+        """The IR."""
         return self.module.text(triple, attributes)
 
 

@@ -2,13 +2,19 @@
 
 Same results, counts and findings as the NumPy engine, which stays the reference; `run` has its signature.
 A new kernel runs quickly built code; where that takes long, better code is made beside it, taken over as soon
-as it is there. Both are kept on disk (llvm_cache). Worker threads run machine code without Python's lock; the caller's thread
-waits, so that Ctrl-C stops a launch within milliseconds.
+as it is there. Both are kept on disk (llvm_cache). Worker threads run machine code without Python's lock; the
+caller's thread waits, so that Ctrl-C stops a launch within milliseconds.
 
-Facts of the design: warps of a block run one after the other up to a barrier, blocks in ascending order of their
-numbers as workers become free. Of several faults the one of the lowest block is reported. A program whose
-result may depend on the order of blocks (atomics that give a value or round, printf) runs on one worker. clock
-counts the instructions of its own warp. What this engine does not know is left to the NumPy engine.
+Facts of the design:
+
+- Blocks are taken in ascending order as workers become free. Warps of a block run one after the other up to a
+  barrier; where racecheck is on and warps share memory, they step together through the basic blocks, the
+  lowest first, as lanes of the NumPy engine do.
+- Of several faults the one of the lowest block is reported.
+- A program whose result may depend on the order of blocks (atomics that give a value or round, printf) runs
+  on one worker.
+- clock counts the instructions of its own warp.
+- What this engine does not know is left to the NumPy engine.
 """
 
 from __future__ import annotations
@@ -274,7 +280,7 @@ class Worker:
                 if code == at.BUDGET:
                     raise self.over_budget()
                 return
-        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread
+        except BaseException as error:
             run.failed(self.field("order"), error)
 
     error: BaseException | None = None  # raised by a call from the kernel
@@ -303,12 +309,13 @@ class Worker:
             for lane in range(32):
                 if mask >> lane & 1:
                     self.builtin_lane(instruction, name.name, offsets, 32 * warp + lane)
-        except BaseException as error:  # noqa: BLE001 - cannot pass through machine code
+        except BaseException as error:
             self.error = error
             return 1
         return 0
 
     def builtin_lane(self, instruction: int, name: str, offsets: list[int], thread: int) -> None:
+        """One thread of `builtin`."""
         from .errors import TrapError
 
         size = self.program.local_bytes
@@ -395,7 +402,7 @@ class Run:
         owner = self.by_id[worker]
         try:
             owner.hazards.append((owner.field("order"), hazard_of(owner, *what)))
-        except BaseException as error:  # noqa: BLE001 - cannot pass through machine code
+        except BaseException as error:
             self.failed(owner.field("order"), error)
 
     def print(self, text: str) -> None:

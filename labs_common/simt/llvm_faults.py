@@ -100,8 +100,8 @@ def _memory(worker: Worker, instruction: int, span: int) -> Finding:
         beyond = next((k for k in lanes if offsets[k] + span > size), None)
         if beyond is not None:
             owner = "block" if space == "shared" else "thread"
-            return finding("memcheck", kind, beyond, offsets[beyond],
-                           f"Address {offsets[beyond]:#x} is out of bounds; a {owner} has {size} bytes")  # fmt: skip
+            message = f"Address {offsets[beyond]:#x} is out of bounds; a {owner} has {size} bytes"
+            return finding("memcheck", kind, beyond, offsets[beyond], message)
     if misaligned is not None:
         address = offsets[misaligned]
         return finding("memcheck", kind, misaligned, address, f"Address {address:#x} is misaligned")

@@ -1,20 +1,23 @@
 """Where compiled code finds its state: byte offsets shared by the code generator and the engine.
 
 A worker thread owns one *context*, its counters, its access cache, its sector maps, one block's shared and
-local memory, and one *warp state* for each warp of a block. Workers share the block counter, the stop word and
-the lowest faulty block, reached through pointers in the context.
+local memory, and one *warp state* for each warp of a block. Workers share the block counter, the stop word
+and the lowest faulty block, reached through pointers in the context.
 """
 
 from __future__ import annotations
 
 # ---- context: 8-byte fields
 _FIELDS = (
-    "params counters cache table table_count warps warp_stride shared shared_size shared_flags "
-    "local local_bytes local_total stop budget constants symbols ntid_x ntid_y ntid_z nctaid_x nctaid_y "
-    "nctaid_z ctaid_x ctaid_y ctaid_z block threads warps_per_block next_block block_count block_list "
-    "fault_block done fault fault_instruction fault_lane fault_address fault_warp fault_extra clock "
-    "shared_window local_window param_window param_bytes host call track_shared track_global notes order fault_mask swap access_counters slots_bytes uniform masked epoch race race_words race_seen report"
-).split()
+    "params", "counters", "cache", "table", "table_count", "warps", "warp_stride", "shared",
+    "shared_size", "shared_flags", "local", "local_bytes", "local_total", "stop", "budget", "constants",
+    "symbols", "ntid_x", "ntid_y", "ntid_z", "nctaid_x", "nctaid_y", "nctaid_z", "ctaid_x", "ctaid_y",
+    "ctaid_z", "block", "threads", "warps_per_block", "next_block", "block_count", "block_list",
+    "fault_block", "done", "fault", "fault_instruction", "fault_lane", "fault_address", "fault_warp",
+    "fault_extra", "clock", "shared_window", "local_window", "param_window", "param_bytes", "host",
+    "call", "track_shared", "track_global", "notes", "order", "fault_mask", "swap", "access_counters",
+    "slots_bytes", "uniform", "masked", "epoch", "race", "race_words", "race_seen", "report",
+)  # fmt: skip
 CTX = {name: 8 * k for k, name in enumerate(_FIELDS)}
 SCRATCH_ADDRESSES = 1024  # 32 x i64
 SCRATCH_DATA = 2048  # 32 lanes x 32 bytes

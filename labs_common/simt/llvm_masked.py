@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from . import llvm_layout as at
 from . import llvm_runtime as runtime
 from .llvm_code import FALSE, TRUE, register_type
-from .llvm_layout import CTX
 from .llvm_text import WARP, Value, const
 from .llvm_warp import Code
 from .ops import operands
 from .parse import Register
 from .program import Block
+
+if TYPE_CHECKING:
+    from .llvm_emit import Kernel
 
 
 class Masked(Code):
@@ -22,6 +26,7 @@ class Masked(Code):
         self.dirty: dict[int, tuple[Register, Value]] = {}
 
     def load_register(self, register: Register) -> Value:
+        """From its slot in the warp state."""
         f = self.f
         offset = self.layout.vector_slots.get(register.index)
         type_ = register_type(register)
@@ -33,6 +38,7 @@ class Masked(Code):
         return f.load(type_, slot, WARP, align=64)
 
     def write(self, register: Register, value: Value) -> None:
+        """Noted, and stored at the end of the block for its lanes."""
         index = register.index
         self.cache[index] = value
         if self.live_out[self.block.index] >> index & 1:
@@ -53,6 +59,7 @@ class Masked(Code):
         self.dirty = {}
 
     def function(self) -> None:
+        """Write the whole function."""
         f, program, analysis = self.f, self.program, self.analysis
         self.begin_function()
         self.fault_label = f.new_label("fault")
@@ -210,11 +217,13 @@ class Masked(Code):
         f.ret(const("i32", at.FAULT))
 
     def set_pcs(self, value: Value, mask_vector: Value) -> None:
+        """Give some lanes a new pc."""
         f = self.f
         place = f.pointer("%warp", at.WARP_PCS)
         f.store(f.select(mask_vector, f.spread(value), f.load("i32", place, WARP, align=64)), place, align=64)
 
     def emit_block(self, block: Block, pc: Value) -> None:
+        """One basic block for the lanes of the mask."""
         f, n = self.f, block.index
         if block.waits == "block":
             self.index = block.start
@@ -260,6 +269,7 @@ class Masked(Code):
         f.br(self.after_block)
 
     def indexed(self, block: Block, mask_vector: Value) -> None:
+        """brx.idx: each lane goes to its own target."""
         f = self.f
         value = f.spread(f.resize(self.read(block.predicate), "i32"))
         pcs = const("i32", 0)

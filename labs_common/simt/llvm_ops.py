@@ -1,11 +1,13 @@
 """The LLVM column of the opcode table: integer rows here, floating-point rows as vector_math defines them.
 
 `emitter(row)` gives function(TextEmitter, values...) -> value or tuple of values, over scalars and warp
-vectors alike. No instruction here can trap or give poison: divisors and shift amounts are made harmless first.
+vectors alike. No instruction here can trap or give poison: divisors and shift amounts are made harmless
+first.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from . import vector_math as vm
@@ -27,6 +29,14 @@ def ir_type(type_: str) -> str:
     return f"i{8 * TYPE_BYTES[type_]}"
 
 
+_BINARY = frozenset(
+    ["fadd", "fsub", "fmul", "fdiv", "add", "sub", "mul", "and", "or", "xor", "shl", "lshr", "ashr"]
+)
+_CASTS = frozenset(
+    ["bitcast", "zext", "sext", "trunc", "fpext", "fptrunc", "sitofp", "uitofp", "fptosi", "fptoui"]
+)
+
+
 class _Operations:
     """The calls of llvmlite's IRBuilder that vector_math uses, on text."""
 
@@ -35,36 +45,10 @@ class _Operations:
 
     def __getattr__(self, name: str) -> Callable:
         op = name.rstrip("_")
-        b = self.b
-        if op in (
-            "fadd",
-            "fsub",
-            "fmul",
-            "fdiv",
-            "add",
-            "sub",
-            "mul",
-            "and",
-            "or",
-            "xor",
-            "shl",
-            "lshr",
-            "ashr",
-        ):
-            made = lambda x, y: b.bin(op, x, y)  # noqa: E731
-        elif op in (
-            "bitcast",
-            "zext",
-            "sext",
-            "trunc",
-            "fpext",
-            "fptrunc",
-            "sitofp",
-            "uitofp",
-            "fptosi",
-            "fptoui",
-        ):
-            made = lambda x, to: b.cast(op, x, to)  # noqa: E731
+        if op in _BINARY:
+            made = functools.partial(self.b.bin, op)
+        elif op in _CASTS:
+            made = functools.partial(self.b.cast, op)
         else:
             raise AttributeError(name)
         setattr(self, name, made)
@@ -89,6 +73,7 @@ class _Operations:
         return self.b.icmp(_SIGNED[op], x, y)
 
     def select(self, condition: Value, x: Value, y: Value) -> Value:
+        """condition ? yes : no, lane by lane."""
         return self.b.select(condition, x, y)
 
 
@@ -101,19 +86,24 @@ class TextEmitter:
         self.flushed: set[str] = set()
 
     def type(self, name: str) -> str:
+        """The LLVM type of a PTX scalar type."""
         return ir_type(name)
 
     def const(self, name: str, value: float) -> Value:
+        """A literal."""
         kind = ir_type(name)
         return float_const(kind, value) if name in ("f32", "f64") else const(kind, int(value))
 
     def intrinsic(self, name: str, *values: Value) -> Value:
+        """llvm.<name> overloaded on the first value's type."""
         return self.b.intrinsic(name, *values)
 
     def cast(self, operation: str, value: Value, name: str) -> Value:
+        """bitcast, zext, fptosi ... to a PTX type."""
         return self.b.cast(operation, value, ir_type(name))
 
     def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        """condition ? yes : no, lane by lane."""
         return self.b.select(condition, yes, no)
 
     def flush(self, value: Value) -> Value:
@@ -127,6 +117,7 @@ class TextEmitter:
         return self.known_flushed(b.cast("bitcast", b.select(small, zero, bits), "float"))
 
     def known_flushed(self, value: Value) -> Value:
+        """Remember that an f32 value is no subnormal."""
         self.flushed.add(value.name)
         return value
 

@@ -1,4 +1,4 @@
-"""The helpers that compiled kernels call where an access is not of the simple kind, and the driver of blocks.
+"""The helpers that compiled kernels call where an access is not of the simple kind.
 
 It is the same for every kernel, so it is compiled once into an object file of its own.
 Addresses come in the context's scratch area (32 x i64), data in lane order, `span` bytes a lane.
@@ -19,24 +19,30 @@ class Function(Builder):
     """A builder whose variables are allocas and which can write loops and conditions."""
 
     def variable(self, type_: str, value: Value | None = None) -> str:
+        """A stack slot of a scalar type."""
         name = self.alloca(type_, 8)
         if value is not None:
             self.store(value, name)
         return name
 
     def i32(self, number: int) -> Value:
+        """A literal."""
         return const("i32", number)
 
     def i64(self, number: int) -> Value:
+        """A literal."""
         return const("i64", number)
 
     def ctx(self, name: str, type_: str = "i64") -> Value:
+        """A field of the context."""
         return self.field(type_, "%ctx", CTX[name])
 
     def ctx_pointer(self, name: str) -> str:
+        """A field of the context that is a pointer."""
         return self.field("ptr", "%ctx", CTX[name]).name
 
     def begin(self) -> None:
+        """Open the first block."""
         self.label("start")
 
     def start_if(self, condition: Value, weights: str = "") -> str:
@@ -47,6 +53,7 @@ class Function(Builder):
         return after
 
     def end_if(self, after: str) -> None:
+        """Closes what `start_if` opened; code goes on for both cases."""
         self.br(after)
         self.label(after)
 
@@ -219,10 +226,11 @@ def wavefronts(module: Module) -> None:
 
 
 def place(module: Module) -> None:
-    """i1 place(ctx, warp, entry, instruction, space, store, span, lane, address, host*, seen*)
+    """i1 place(ctx, warp, entry, number, instruction, space, kind, span, lane, address, host*, seen*)
 
-    Finds the host pointer of one lane's access, or notes a fault and returns false. seen gets bit 0 for global,
-    bit 1 for shared, bit 2 for local memory. Marks what was written, and refuses shared words never written.
+    Finds the host pointer of one lane's access, or notes a fault and returns false. seen gets bit 0 for
+    global, bit 1 for shared, bit 2 for local memory. Marks what was written; refuses shared words never
+    written.
     """
     f = Function(
         module,
@@ -463,11 +471,12 @@ def access(module: Module) -> None:
     def all_lanes(condition: Value) -> Value:
         return f.icmp("eq", f.bin("and", f.mask_bits(condition), mask), mask)
 
-    (one, consecutive, near, near_global, not_global, near_shared, check, move, to_memory, from_memory, moved) = (
-        f.new_label(s)
-        for s in ("one", "consecutive", "near", "near_global", "not_global", "near_shared", "check", "move",
-                  "to_memory", "from_memory", "moved")
-    )  # fmt: skip
+    one, consecutive, near, near_global, not_global, near_shared = (
+        f.new_label(s) for s in ("one", "consecutive", "near", "near_global", "not_global", "near_shared")
+    )
+    check, move, to_memory, from_memory, moved = (
+        f.new_label(s) for s in ("check", "move", "to_memory", "from_memory", "moved")
+    )
     loop = f.new_label("loop")
     f.cond(all_lanes(f.icmp("eq", every, lowest)), one, consecutive)
 
@@ -481,8 +490,9 @@ def access(module: Module) -> None:
     f.label(alone)
     lane = f.resize(f.select(storing, last, first), "i32")
     ok = f.call(
-        "i1", "place", "ptr %ctx", "ptr %warp", f"ptr {entry}", "i64 %number", "i32 %instruction", "i32 %space",
-        "i32 %kind", "i64 %span", str(f.resize(first, "i32")), str(lowest), f"ptr {host}", f"ptr {seen}",
+        "i1", "place", "ptr %ctx", "ptr %warp", f"ptr {entry}", "i64 %number", "i32 %instruction",
+        "i32 %space", "i32 %kind", "i64 %span", str(f.resize(first, "i32")), str(lowest),
+        f"ptr {host}", f"ptr {seen}",
     )  # fmt: skip
     single, bad_one = f.new_label("single"), f.new_label("bad_one")
     f.cond(ok, single, bad_one)
@@ -627,8 +637,8 @@ def access(module: Module) -> None:
     wide = f.resize(lane, "i64")
     address = f.load("i64", f.pointer(addresses, f.bin("mul", wide, f.i64(8))))
     ok = f.call(
-        "i1", "place", "ptr %ctx", "ptr %warp", f"ptr {entry}", "i64 %number", "i32 %instruction", "i32 %space",
-        "i32 %kind", "i64 %span", str(lane), str(address), f"ptr {host}", f"ptr {seen}",
+        "i1", "place", "ptr %ctx", "ptr %warp", f"ptr {entry}", "i64 %number", "i32 %instruction",
+        "i32 %space", "i32 %kind", "i64 %span", str(lane), str(address), f"ptr {host}", f"ptr {seen}",
     )  # fmt: skip
     f.cond(ok, copy, bad)
     f.label(bad)
@@ -707,159 +717,6 @@ def count_atomic(module: Module) -> None:
     f.finish()
 
 
-def race_run(module: Module) -> None:
-    """void race_run(ctx, warp, instruction, kind, offset, words, shift, lane): races of consecutive words.
-
-    Word k from the byte offset on is accessed by lane + (k >> shift). Two warps, one epoch of the block, at least
-    one write: the engine's report function is called, once for each instruction and kind of hazard.
-    """
-    f = Function(
-        module,
-        "race_run",
-        "void",
-        [
-            ("ptr", "ctx"),
-            ("ptr", "warp"),
-            ("i32", "instruction"),
-            ("i32", "kind"),
-            ("i64", "offset"),
-            ("i64", "words"),
-            ("i32", "shift"),
-            ("i32", "lane"),
-        ],
-        internal=False,
-        noinline=True,
-    )
-    f.begin()
-    words, kind, instruction = Value("%words", "i64"), Value("%kind", "i32"), Value("%instruction", "i32")
-    epoch = f.resize(f.ctx("epoch"), "i32")
-    tag = f.bin("or", f.bin("shl", epoch, f.i32(5)), f.resize(f.field("i64", "%warp", at.WARP_INDEX), "i32"))
-    word0 = f.bin("lshr", Value("%offset", "i64"), f.i64(2))
-    bytes_of_array = f.bin("mul", f.ctx("race_words"), f.i64(4))
-    base = f.pointer(f.ctx_pointer("race"), f.bin("mul", word0, f.i64(4)))
-    step = f.variable("i64", f.i64(0))
-    atomic = f.icmp("eq", kind, f.i32(2))
-    loop, body, done = f.new_label("loop"), f.new_label("body"), f.new_label("done")
-    f.br(loop)
-    f.label(loop)
-    k = f.load("i64", step)
-    f.cond(f.icmp("ult", k, words), body, done)
-    f.label(body)
-    lanes = f.lane_numbers("i64")
-    number = f.bin("add", f.spread(k), lanes)
-    active = f.icmp("ult", number, f.spread(words))
-    lane = f.bin("add", f.resize(number, "i32"), f.i32(0))
-    lane = f.bin("add", f.bin("lshr", lane, Value("%shift", "i32")), Value("%lane", "i32"))
-    info = f.bin("or", f.bin("shl", instruction, f.i32(5)), lane)
-    info = f.select(atomic, f.bin("or", info, const("i32", at.RACE_ATOMIC)), info)
-    here = f.pointer(base, f.bin("mul", k, f.i64(4)))
-
-    def array(index: int) -> str:
-        return f.pointer(here, f.bin("mul", bytes_of_array, f.i64(index)))
-
-    places = [array(index) for index in range(6)]
-    tags = f.spread(tag)
-
-    def elsewhere(value: Value) -> Value:
-        """Tags of this epoch and of another warp: they differ in the low five bits only."""
-        difference = f.bin("sub", f.bin("xor", value, tags), const("i32", 1))
-        return f.bin("and", f.icmp("ult", difference, const("i32", 31)), active)
-
-    writer = f.load("i32", places[at.RACE_WRITER], 32, align=4)
-    writer_info = f.load("i32", places[at.RACE_WRITER_INFO], 32, align=4)
-    clash = elsewhere(writer)
-    both_atomic = f.bin("and", f.spread(atomic), f.icmp("slt", writer_info, const("i32", 0)))
-    clash = f.bin("and", clash, f.bin("xor", both_atomic, const("i1", 1)))
-
-    def report(condition: Value, hazard: Value) -> None:
-        bits = f.mask_bits(condition)
-        after = f.start_if(f.icmp("ne", bits, f.i32(0)), "unlikely")
-        at_seen = f.bin("add", f.bin("mul", f.resize(instruction, "i64"), f.i64(4)), f.resize(hazard, "i64"))
-        seen = f.pointer(f.ctx_pointer("race_seen"), at_seen)
-        inner = f.start_if(f.icmp("eq", f.load("i8", seen), Value("0", "i8")))
-        f.store(Value("1", "i8"), seen)
-        f.line(
-            f"call void {f.ctx_pointer('report')}({f.ctx('host')}, {instruction}, "
-            f"{f.field('i64', '%warp', at.WARP_INDEX)}, {hazard}, i64 %offset, {words}, i32 %shift, i32 %lane)"
-        )
-        f.end_if(inner)
-        f.end_if(after)
-
-    reading = f.icmp("eq", kind, f.i32(0))
-    report(clash, f.select(reading, f.i32(at.READ_AFTER_WRITE), f.i32(at.WRITE_AFTER_WRITE)))
-    reader = f.load("i32", places[at.RACE_READER], 32, align=4)
-    reader_info = f.load("i32", places[at.RACE_READER_INFO], 32, align=4)
-    second = f.load("i32", places[at.RACE_SECOND], 32, align=4)
-    second_info = f.load("i32", places[at.RACE_SECOND_INFO], 32, align=4)
-    reads, writes, following = f.new_label("reads"), f.new_label("writes"), f.new_label("following")
-    f.cond(reading, reads, writes)
-    f.label(reads)
-    now = f.icmp("eq", f.bin("lshr", reader, f.i32(5)), f.spread(epoch))
-    fresh = f.bin("and", f.bin("xor", now, const("i1", 1)), active)
-    other = elsewhere(reader)
-    f.store(f.select(fresh, tags, reader), places[at.RACE_READER], align=4)
-    f.store(f.select(fresh, info, reader_info), places[at.RACE_READER_INFO], align=4)
-    f.store(f.select(other, tags, second), places[at.RACE_SECOND], align=4)
-    f.store(f.select(other, info, second_info), places[at.RACE_SECOND_INFO], align=4)
-    f.br(following)
-    f.label(writes)
-    report(elsewhere(reader), f.i32(at.WRITE_AFTER_READ))
-    report(elsewhere(second), f.i32(at.WRITE_AFTER_SECOND_READ))
-    f.store(f.select(active, tags, writer), places[at.RACE_WRITER], align=4)
-    f.store(f.select(active, info, writer_info), places[at.RACE_WRITER_INFO], align=4)
-    f.br(following)
-    f.label(following)
-    f.store(f.bin("add", k, f.i64(32)), step)
-    f.br(loop)
-    f.label(done)
-    f.ret()
-    f.finish()
-
-
-def race_lanes(module: Module) -> None:
-    """void race_lanes(ctx, warp, instruction, kind, mask, span, space): race_run for each lane's shared words."""
-    f = Function(
-        module,
-        "race_lanes",
-        "void",
-        [
-            ("ptr", "ctx"),
-            ("ptr", "warp"),
-            ("i32", "instruction"),
-            ("i32", "kind"),
-            ("i32", "mask"),
-            ("i64", "span"),
-            ("i32", "space"),
-        ],
-        noinline=True,
-    )
-    f.begin()
-    rest = f.variable("i32", Value("%mask", "i32"))
-    generic = f.icmp("eq", Value("%space", "i32"), f.i32(at.SPACE_GENERIC))
-    window = f.select(generic, f.ctx("shared_window"), f.i64(0))
-    words = f.intrinsic("umax", f.bin("lshr", Value("%span", "i64"), f.i64(2)), f.i64(1))
-    loop, body, mine, done = (f.new_label(s) for s in ("loop", "body", "mine", "done"))
-    f.br(loop)
-    f.label(loop)
-    m = f.load("i32", rest)
-    f.cond(f.icmp("ne", m, f.i32(0)), body, done)
-    f.label(body)
-    lane = f.intrinsic("cttz", m, flags=", i1 true")
-    f.store(f.bin("and", m, f.bin("sub", m, f.i32(1))), rest)
-    place_ = f.bin("add", f.bin("mul", f.resize(lane, "i64"), f.i64(8)), f.i64(at.SCRATCH_ADDRESSES))
-    offset = f.bin("sub", f.load("i64", f.pointer("%ctx", place_)), window)
-    f.cond(f.icmp("ult", offset, f.ctx("shared_size")), mine, loop)
-    f.label(mine)
-    f.call(
-        "void", "race_run", "ptr %ctx", "ptr %warp", "i32 %instruction", "i32 %kind", str(offset), str(words),
-        "i32 31", str(lane),
-    )  # fmt: skip
-    f.br(loop)
-    f.label(done)
-    f.ret()
-    f.finish()
-
-
 def sectors(module: Module) -> None:
     """i64 sectors(addresses, mask): distinct 32-byte sectors of the active lanes' (aligned) accesses."""
     f = Function(module, "sectors", "i64", [("ptr", "addresses"), ("i32", "mask")], noinline=True)
@@ -899,300 +756,3 @@ def sectors(module: Module) -> None:
     f.label(leave)
     f.ret(f.load("i64", count))
     f.finish()
-
-
-def refill(module: Module) -> None:
-    """i32 refill(ctx, warp): 0 go on with another chunk of the warp's budget, else STOP or BUDGET."""
-    f = Function(module, "refill", "i32", [("ptr", "ctx"), ("ptr", "warp")], internal=False, noinline=True)
-    f.begin()
-    stop = f.load("i32", f.ctx_pointer("stop"), volatile=True)
-    after = f.start_if(f.icmp("ne", stop, f.i32(0)))
-    f.ret(f.i32(at.STOP))
-    f.label(after)
-    left = f.field("i64", "%warp", at.WARP_BUDGET)
-    after = f.start_if(f.icmp("sle", left, f.i64(0)))
-    f.ret(f.i32(at.BUDGET))
-    f.label(after)
-    chunk = f.intrinsic("smin", left, f.i64(at.CHUNK))
-    f.store(f.bin("sub", left, chunk), f.pointer("%warp", at.WARP_BUDGET))
-    f.add_to("%warp", at.WARP_CHUNK, chunk)
-    f.ret(f.i32(0))
-    f.finish()
-
-
-def driver(module: Module, stepped: bool) -> None:
-    """i32 run(ctx, resume): takes blocks until none is left; 0, or FAULT, STOP, BUDGET, STALL, SWAP.
-
-    run_stepped is for stepped code, which comes back after each basic block: the warps at the lowest block go
-    first, so that the block's lanes run in the order of the NumPy engine.
-
-    A stalled block (a barrier that not simply every thread of the block reached, all warps converged) is left
-    to the caller, who may change warp states and call again with resume = 1.
-    """
-    name = "run_stepped" if stepped else "run"
-    f = Function(module, name, "i32", [("ptr", "ctx"), ("i32", "resume")], internal=False)
-    f.begin()
-    warps = f.ctx("warps_per_block")
-    stride = f.ctx("warp_stride")
-    base = f.ctx_pointer("warps")
-    w = f.variable("i64")
-    take, claimed, begin_block, init_loop, init, sweep = (
-        f.new_label(s) for s in ("take", "claimed", "begin", "init_loop", "init", "sweep")
-    )
-    finished, step, run_warp, settled, next_warp, decide, release = (
-        f.new_label(s) for s in ("finished", "step", "run_warp", "settled", "next_warp", "decide", "release")
-    )
-    waiting = f.variable("i64", f.i64(0))  # converged warps at a plain barrier
-    ended = f.variable("i64", f.i64(0))
-    number, place_variable = f.variable("i32"), f.variable("i32")
-    mixed = f.variable("i32", f.i32(0))
-    f.cond(f.icmp("ne", Value("%resume", "i32"), f.i32(0)), sweep, take)
-
-    f.label(take)
-    swap, claim = f.new_label("swap"), f.new_label("claim")
-    wanted = f.load("i64", f.pointer("%ctx", CTX["swap"]), volatile=True)
-    f.cond(f.icmp("ne", wanted, f.i64(0)), swap, claim, "unlikely")
-    f.label(swap)
-    f.ret(f.i32(at.SWAP))
-    f.label(claim)
-    mine = f.emit(f"atomicrmw add ptr {f.ctx_pointer('next_block')}, i64 1 seq_cst", "i64")
-    total = f.ctx("block_count")
-    out = f.new_label("out")
-    f.cond(f.icmp("ult", mine, total), claimed, out)
-    f.label(out)
-    f.ret(f.i32(0))
-    f.label(claimed)
-    lowest = f.load("i64", f.ctx_pointer("fault_block"), volatile=True)
-    stop = f.load("i32", f.ctx_pointer("stop"), volatile=True)
-    f.cond(f.bin("or", f.icmp("ult", lowest, mine), f.icmp("ne", stop, f.i32(0))), out, begin_block)
-    f.label(begin_block)
-    listed = f.ctx_pointer("block_list")
-    block_label, list_label, id_label = f.new_label("id"), f.new_label("list"), f.label_name
-    f.cond(f.icmp("eq", Value(listed, "ptr"), Value("null", "ptr")), block_label, list_label)
-    f.label(list_label)
-    from_list = f.load("i64", f.pointer(listed, f.bin("mul", mine, f.i64(8))))
-    f.br(block_label)
-    f.label(block_label)
-    block = f.phi([(mine, id_label), (from_list, list_label)])
-    f.store(block, f.pointer("%ctx", CTX["block"]))
-    f.store(mine, f.pointer("%ctx", CTX["order"]))
-    gx, gy = f.ctx("nctaid_x"), f.ctx("nctaid_y")
-    f.store(f.bin("urem", block, gx), f.pointer("%ctx", CTX["ctaid_x"]))
-    rest = f.bin("udiv", block, gx)
-    f.store(f.bin("urem", rest, gy), f.pointer("%ctx", CTX["ctaid_y"]))
-    f.store(f.bin("udiv", rest, gy), f.pointer("%ctx", CTX["ctaid_z"]))
-    shared_size = f.ctx("shared_size")
-    words = f.bin("lshr", f.bin("add", shared_size, f.i64(3)), f.i64(2))
-    module.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
-    f.line(f"call void @llvm.memset.p0.i64(ptr {f.ctx_pointer('shared_flags')}, i8 0, {words}, i1 false)")
-    # what a kernel reads without having written it must not depend on the block that ran before
-    f.line(f"call void @llvm.memset.p0.i64(ptr {f.ctx_pointer('shared')}, i8 0, {shared_size}, i1 false)")
-    f.line(
-        f"call void @llvm.memset.p0.i64(ptr {f.ctx_pointer('local')}, i8 0, {f.ctx('local_total')}, i1 false)"
-    )
-    if stepped:
-        new_epoch(f)
-    f.store(f.i64(0), w)
-    f.br(init_loop)
-    f.label(init_loop)
-    k = f.load("i64", w)
-    f.cond(f.icmp("ult", k, warps), init, sweep)
-    f.label(init)
-    warp = f.pointer(base, f.bin("mul", k, stride))
-    f.store(f.i32(0), f.pointer(warp, at.WARP_BLOCK))
-    f.store(f.field("i32", warp, at.WARP_FIRST), f.pointer(warp, at.WARP_ALIVE))
-    f.store(f.i32(at.STATUS_READY), f.pointer(warp, at.WARP_STATUS))
-    f.store(f.i32(0), f.pointer(warp, at.WARP_ENTERED))
-    f.store(f.i32(0), f.pointer(warp, at.WARP_NEXT))
-    f.store(f.ctx("budget"), f.pointer(warp, at.WARP_BUDGET))
-    f.store(f.i64(0), f.pointer(warp, at.WARP_CHUNK))
-    slots = f.pointer(warp, at.WARP_SLOTS)
-    f.line(f"call void @llvm.memset.p0.i64(ptr {slots}, i8 0, {f.ctx('slots_bytes')}, i1 false)")
-    f.store(f.bin("add", k, f.i64(1)), w)
-    f.br(init_loop)
-
-    def run_one(warp: str, yielded: str, over: str) -> None:
-        """Run a warp until it yields, ends or waits."""
-        again, after_run = f.new_label("again"), f.new_label("after_run")
-        uniform, masked = f.new_label("uniform"), f.new_label("masked")
-        f.br(again)
-        f.label(again)
-        form = f.field("i32", warp, at.WARP_BLOCK)
-        f.cond(f.icmp("sge", form, f.i32(0)), uniform, masked)
-        f.label(uniform)
-        code_u = f.emit(f"call i32 {f.ctx_pointer('uniform')}(ptr %ctx, ptr {warp})", "i32")
-        f.br(after_run)
-        f.label(masked)
-        code_m = f.emit(f"call i32 {f.ctx_pointer('masked')}(ptr %ctx, ptr {warp})", "i32")
-        f.br(after_run)
-        f.label(after_run)
-        code = f.phi([(code_u, uniform), (code_m, masked)])
-        ended_label, parked_label, leave = f.new_label("ended"), f.new_label("parked"), f.new_label("leave")
-        cases = [(at.SWITCH, again), (at.DONE, ended_label), (at.BARRIER, parked_label), (at.YIELD, yielded)]
-        f.switch(code, leave, cases)
-        f.label(leave)
-        f.ret(code)
-        f.label(ended_label)
-        f.store(f.i32(at.STATUS_DONE), f.pointer(warp, at.WARP_STATUS))
-        f.br(over)
-        f.label(parked_label)
-        f.store(f.i32(at.STATUS_BARRIER), f.pointer(warp, at.WARP_STATUS))
-        f.br(over)
-
-    f.label(sweep)
-    if stepped:
-        lowest_first(f, base, warps, stride, w, run_one, sweep)
-    f.store(f.i64(0), w)
-    f.store(f.i64(0), waiting)
-    f.store(f.i64(0), ended)
-    f.store(f.i32(0), mixed)
-    f.br(step)
-    f.label(step)
-    k = f.load("i64", w)
-    f.cond(f.icmp("ult", k, warps), run_warp, decide)
-    f.label(run_warp)
-    warp = f.pointer(base, f.bin("mul", k, stride))
-    if stepped:
-        f.br(settled)
-    else:
-        go = f.new_label("go")
-        status = f.field("i32", warp, at.WARP_STATUS)
-        f.cond(f.icmp("eq", status, f.i32(at.STATUS_READY)), go, settled)
-        f.label(go)
-        run_one(warp, settled, settled)
-
-    f.label(settled)
-    status = f.field("i32", warp, at.WARP_STATUS)
-    is_done, is_waiting = f.new_label("is_done"), f.new_label("is_waiting")
-    f.cond(f.icmp("eq", status, f.i32(at.STATUS_DONE)), is_done, is_waiting)
-    f.label(is_done)
-    f.store(f.bin("add", f.load("i64", ended), f.i64(1)), ended)
-    f.br(next_warp)
-    f.label(is_waiting)
-    # lane 0 speaks for a converged warp that has all its threads
-    plain = f.bin(
-        "and",
-        f.icmp("sge", f.field("i32", warp, at.WARP_BLOCK), f.i32(0)),
-        f.icmp("eq", f.field("i32", warp, at.WARP_ALIVE), f.field("i32", warp, at.WARP_FIRST)),
-    )
-    plain = f.bin("and", plain, f.icmp("eq", f.field("i32", warp, at.WARP_COUNT), f.i32(0)))
-    mine_number = f.field("i32", warp, at.WARP_BARRIER)
-    first = f.icmp("eq", f.load("i64", waiting), f.i64(0))
-    number_before = f.select(first, mine_number, f.load("i32", number))
-    plain = f.bin("and", plain, f.icmp("eq", number_before, mine_number))
-    f.store(mine_number, number)
-    mine_place = f.field("i32", warp, at.WARP_BLOCK)
-    place_before = f.select(first, mine_place, f.load("i32", place_variable))
-    plain = f.bin("and", plain, f.icmp("eq", place_before, mine_place))
-    f.store(mine_place, place_variable)
-    odd = f.select(plain, f.i32(0), f.i32(1))
-    f.store(f.bin("or", f.load("i32", mixed), odd), mixed)
-    f.store(f.bin("add", f.load("i64", waiting), f.i64(1)), waiting)
-    f.br(next_warp)
-    f.label(next_warp)
-    f.store(f.bin("add", k, f.i64(1)), w)
-    f.br(step)
-
-    f.label(decide)
-    f.cond(f.icmp("eq", f.load("i64", ended), warps), finished, release)
-    f.label(finished)
-    f.line(f"{f.fresh()} = atomicrmw add ptr {f.ctx_pointer('done')}, i64 1 seq_cst")
-    f.br(take)
-    f.label(release)
-    simple = f.bin(
-        "and",
-        f.icmp("eq", f.load("i64", waiting), warps),
-        f.icmp("eq", f.load("i32", mixed), f.i32(0)),
-    )
-    open_label, stall = f.new_label("open"), f.new_label("stall")
-    f.cond(simple, open_label, stall)
-    f.label(stall)
-    f.ret(f.i32(at.STALL))
-    f.label(open_label)
-    if stepped:
-        new_epoch(f)
-    f.store(f.i64(0), w)
-    open_loop, open_one = f.new_label("open_loop"), f.new_label("open_one")
-    f.br(open_loop)
-    f.label(open_loop)
-    k = f.load("i64", w)
-    f.cond(f.icmp("ult", k, warps), open_one, sweep)
-    f.label(open_one)
-    warp = f.pointer(base, f.bin("mul", k, stride))
-    f.store(f.i32(at.STATUS_READY), f.pointer(warp, at.WARP_STATUS))
-    f.store(f.i32(1), f.pointer(warp, at.WARP_ENTERED))
-    f.store(f.bin("add", k, f.i64(1)), w)
-    f.br(open_loop)
-    f.finish()
-
-
-def lowest_first(f: Function, base: str, warps: Value, stride: Value, w: str, run_one, sweep: str) -> None:
-    """One step of every ready warp that is at the lowest basic block; falls through where none is ready."""
-    lowest = f.variable("i32")
-    f.store(f.i32(at.NEVER), lowest)
-    f.store(f.i64(0), w)
-    look, look_at, looked = f.new_label("look"), f.new_label("look_at"), f.new_label("looked")
-    f.br(look)
-    f.label(look)
-    k = f.load("i64", w)
-    f.cond(f.icmp("ult", k, warps), look_at, looked)
-    f.label(look_at)
-    warp = f.pointer(base, f.bin("mul", k, stride))
-    ready = f.icmp("eq", f.field("i32", warp, at.WARP_STATUS), f.i32(at.STATUS_READY))
-    following = f.select(ready, f.field("i32", warp, at.WARP_NEXT), f.i32(at.NEVER))
-    f.store(f.intrinsic("smin", following, f.load("i32", lowest)), lowest)
-    f.store(f.bin("add", k, f.i64(1)), w)
-    f.br(look)
-    f.label(looked)
-    here = f.load("i32", lowest)
-    turn, turn_at, take, passed, settle = (
-        f.new_label(s) for s in ("turn", "turn_at", "take", "passed", "settle")
-    )
-    f.store(f.i64(0), w)
-    f.cond(f.icmp("eq", here, f.i32(at.NEVER)), settle, turn)
-    f.label(turn)
-    k = f.load("i64", w)
-    f.cond(f.icmp("ult", k, warps), turn_at, sweep)
-    f.label(turn_at)
-    warp = f.pointer(base, f.bin("mul", k, stride))
-    ready = f.icmp("eq", f.field("i32", warp, at.WARP_STATUS), f.i32(at.STATUS_READY))
-    f.cond(f.bin("and", ready, f.icmp("eq", f.field("i32", warp, at.WARP_NEXT), here)), take, passed)
-    f.label(take)
-    run_one(warp, passed, passed)
-    f.label(passed)
-    f.store(f.bin("add", k, f.i64(1)), w)
-    f.br(turn)
-    f.label(settle)
-
-
-def new_epoch(f: Function) -> None:
-    """The time between two barriers of a block; tags are cleared before their numbers run out."""
-    following = f.bin("add", f.ctx("epoch"), f.i64(1))
-    f.store(following, f.pointer("%ctx", CTX["epoch"]))
-    full = f.bin(
-        "and", f.icmp("uge", following, f.i64(at.RACE_EPOCHS)), f.icmp("ne", f.ctx("race"), f.i64(0))
-    )
-    after = f.start_if(full, "unlikely")
-    size = f.bin("mul", f.ctx("race_words"), f.i64(24))
-    f.line(f"call void @llvm.memset.p0.i64(ptr {f.ctx_pointer('race')}, i8 0, {size}, i1 false)")
-    f.store(f.i64(1), f.pointer("%ctx", CTX["epoch"]))
-    f.end_if(after)
-
-
-DECLARATIONS = (
-    "declare i1 @place(ptr, ptr, ptr, i64, i32, i32, i32, i64, i32, i64, ptr, ptr)",
-    "declare i1 @access(ptr, ptr, i32, i64, i32, i32, i64, i32)",
-    "declare void @count_atomic(ptr, ptr, i32, i64, i32, i32, i32, i64)",
-    "declare void @race_run(ptr, ptr, i32, i32, i64, i64, i32, i32)",
-    "declare i32 @refill(ptr, ptr)",
-)
-
-
-def text(triple: str, attributes: str) -> str:
-    """The IR of everything in this module."""
-    module = Module()
-    for part in (resolve, wavefronts, sectors, race_run, race_lanes, place, access, count_atomic, refill):
-        part(module)
-    for stepped in (False, True):
-        driver(module, stepped)
-    return module.text(triple, attributes)

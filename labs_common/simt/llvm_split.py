@@ -1,4 +1,4 @@
-"""The finer basic blocks of stepped code: all warps of a block come to a shared access before any goes past it."""
+"""The finer basic blocks of stepped code: all warps come to a shared access before any goes past it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _notices(access: Access) -> bool:
 
 
 def split_at_accesses(program: Program) -> tuple[Program, list[int]]:
-    """The program with a basic block for each access that other warps may notice, and where each block begins.
+    """The program with a basic block for each access that other warps may notice; and where each one begins.
 
     Stepped code runs all warps up to such an access before any goes past it, as lanes in lockstep do.
     """

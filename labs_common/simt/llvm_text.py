@@ -1,8 +1,9 @@
 """LLVM IR as text: typed values of one lane or of a whole warp, and a builder that broadcasts between them.
 
 A `Value` with lanes 1 is the same in every active lane; with lanes 32 it is a vector, lane i of the warp at
-position i. Every arithmetic method takes either and spreads scalars where the other operand is a vector, so an
-opcode is written once. Registers travel as integers of their width; `floats` and `bits` are free bitcasts.
+position i. Every arithmetic method takes either and spreads scalars where the other operand is a vector, so
+an opcode is written once. Registers travel as integers of their width; `floats` and `bits` are free
+bitcasts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Value:
 
     @property
     def literal(self) -> bool:
+        """Whether it is a constant and no SSA name."""
         return self.name[0] != "%"
 
 
@@ -65,6 +67,7 @@ class Module:
         self.declarations: set[str] = set()
 
     def text(self, triple: str, attributes: str) -> str:
+        """The whole module. attributes are of every function."""
         return "\n".join(
             [
                 f'target triple = "{triple}"',
@@ -110,27 +113,33 @@ class Builder:
     # ---- plumbing
 
     def fresh(self) -> str:
+        """A new SSA name."""
         self.count += 1
         return f"%t{self.count}"
 
     def line(self, text: str) -> None:
+        """Append a line."""
         self.lines.append("  " + text)
 
     def emit(self, text: str, type_: str, lanes: int = 1) -> Value:
+        """Append an instruction that gives a value."""
         name = self.fresh()
         self.lines.append(f"  {name} = {text}")
         return Value(name, type_, lanes)
 
     def new_label(self, stem: str) -> str:
+        """A label that is not used yet."""
         self.count += 1
         return f"{stem}.{self.count}"
 
     def label(self, name: str) -> None:
+        """Open a block."""
         self.lines.append(f"{name}:")
         self.label_name = name
         self._spread.clear()
 
     def alloca(self, ir: str, align: int = 64) -> str:
+        """Stack memory of an LLVM type, reserved once for the function."""
         self.count += 1
         name = f"%a{self.count}"
         self.allocas.append(f"  {name} = alloca {ir}, align {align}")
@@ -139,6 +148,7 @@ class Builder:
     # ---- control flow
 
     def br(self, label: str) -> None:
+        """An unconditional branch."""
         self.line(f"br label %{label}")
 
     def cond(self, condition: Value, yes: str, no: str, weights: str = "") -> None:
@@ -147,13 +157,16 @@ class Builder:
         self.line(f"br {condition}, label %{yes}, label %{no}{note}")
 
     def switch(self, value: Value, default: str, cases: Iterable[tuple[int, str]]) -> None:
+        """A switch over integer literals."""
         listed = " ".join(f"{value.type} {number}, label %{label}" for number, label in cases)
         self.line(f"switch {value}, label %{default} [ {listed} ]")
 
     def ret(self, value: Value | None = None) -> None:
+        """A return."""
         self.line(f"ret {value}" if value else "ret void")
 
     def phi(self, parts: list[tuple[Value, str]]) -> Value:
+        """One of several values, by the block that control came from."""
         first = parts[0][0]
         listed = ", ".join(f"[ {value.name}, %{label} ]" for value, label in parts)
         return self.emit(f"phi {first.ir} {listed}", first.type, first.lanes)
@@ -169,6 +182,7 @@ class Builder:
         return self.emit(f"getelementptr i8, ptr {base}, {offset}", "ptr").name
 
     def pointer_of(self, address: Value) -> str:
+        """An integer address as a pointer."""
         return self.emit(f"inttoptr {address} to ptr", "ptr").name
 
     def load(
@@ -180,12 +194,14 @@ class Builder:
         invariant: bool = False,
         volatile: bool = False,
     ) -> Value:
+        """A load; lanes > 1 is a vector. align 0: natural."""
         ir = type_ if lanes == 1 else f"<{lanes} x {type_}>"
         note = f", align {align}" if align else ""
         note += ", !invariant.load !0" if invariant else ""
         return self.emit(f"load {'volatile ' if volatile else ''}{ir}, ptr {pointer}{note}", type_, lanes)
 
     def store(self, value: Value, pointer: str, align: int = 0) -> None:
+        """A store. align 0: natural."""
         note = f", align {align}" if align else ""
         self.line(f"store {value}, ptr {pointer}{note}")
 
@@ -219,23 +235,28 @@ class Builder:
         return known
 
     def together(self, *values: Value) -> tuple[Value, ...]:
+        """The values as they are, or all of them spread where one is a vector."""
         if any(v.lanes == WARP for v in values):
             return tuple(self.spread(v) for v in values)
         return values
 
     def vector_literal(self, type_: str, numbers: Iterable[int]) -> Value:
+        """32 integer literals."""
         return Value("<" + ", ".join(f"{type_} {n}" for n in numbers) + ">", type_, WARP)
 
     def lane_numbers(self, type_: str = "i32") -> Value:
+        """0 to 31."""
         return self.vector_literal(type_, range(WARP))
 
     def extract(self, vector: Value, lane: Value | int) -> Value:
+        """One lane of a vector; a scalar is its own."""
         if vector.lanes == 1:
             return vector
         index = lane if isinstance(lane, Value) else const("i32", lane)
         return self.emit(f"extractelement {vector}, {index}", vector.type)
 
     def shuffle(self, vector: Value, pattern: Iterable[int]) -> Value:
+        """Elements of a vector in another order or number; -1 is any value."""
         numbers = list(pattern)
         listed = ", ".join("i32 poison" if n < 0 else f"i32 {n}" for n in numbers)
         return self.emit(
@@ -255,18 +276,22 @@ class Builder:
     # ---- arithmetic
 
     def bin(self, op: str, a: Value, b: Value) -> Value:
+        """A binary instruction."""
         a, b = self.together(a, b)
         return self.emit(f"{op} {a.ir} {a.name}, {b.name}", a.type, a.lanes)
 
     def icmp(self, predicate: str, a: Value, b: Value) -> Value:
+        """An integer comparison."""
         a, b = self.together(a, b)
         return self.emit(f"icmp {predicate} {a.ir} {a.name}, {b.name}", "i1", a.lanes)
 
     def fcmp(self, predicate: str, a: Value, b: Value) -> Value:
+        """A floating-point comparison."""
         a, b = self.together(a, b)
         return self.emit(f"fcmp {predicate} {a.ir} {a.name}, {b.name}", "i1", a.lanes)
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
+        """condition ? a : b."""
         if condition.lanes == WARP:
             a, b = self.spread(a), self.spread(b)
         else:
@@ -274,6 +299,7 @@ class Builder:
         return self.emit(f"select {condition}, {a}, {b}", a.type, a.lanes)
 
     def cast(self, op: str, a: Value, to: str) -> Value:
+        """A conversion instruction; nothing where the type is the same."""
         if a.type == to:
             return a
         target = to if a.lanes == 1 else f"<{a.lanes} x {to}>"
@@ -326,9 +352,11 @@ class Builder:
         return self.emit(f"call {vector.type} @llvm.vector.reduce.{name}.{suffix}({vector})", vector.type)
 
     def popcount(self, a: Value) -> Value:
+        """Set bits."""
         return self.intrinsic("ctpop", a)
 
     def call(self, returns: str, function: str, *arguments: str) -> Value:
+        """Call a function of the module with written-out arguments."""
         listed = ", ".join(arguments)
         if returns == "void":
             self.line(f"call void @{function}({listed})")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from . import llvm_layout as at
 from . import llvm_runtime as runtime
 from .llvm_code import Misjudged, register_type
-from .llvm_layout import CTX
 from .llvm_text import WARP, Value, const
 from .llvm_warp import Code
 from .ops import operands
 from .parse import Register
 from .program import Block
+
+if TYPE_CHECKING:
+    from .llvm_analysis import Region
+    from .llvm_emit import Kernel
 
 
 class Uniform(Code):
@@ -25,10 +29,12 @@ class Uniform(Code):
         self.predicated = False
 
     def load_register(self, register: Register) -> Value:
+        """From its stack slot, which LLVM makes an SSA value."""
         lanes = WARP if register.index in self.analysis.vectors else 1
         return self.f.load(register_type(register), self.place(register), lanes)
 
     def place(self, register: Register) -> str:
+        """A register's stack slot."""
         known = self.places.get(register.index)
         if known is None:
             type_ = register_type(register)
@@ -39,6 +45,7 @@ class Uniform(Code):
         return known
 
     def write(self, register: Register, value: Value) -> None:
+        """Into its stack slot if later blocks read it; under a mask only for its lanes."""
         index = register.index
         if index not in self.analysis.vectors and value.lanes == WARP:
             raise Misjudged(index)
@@ -52,6 +59,7 @@ class Uniform(Code):
             self.f.store(value, self.place(register))
 
     def function(self) -> None:
+        """Write the whole function."""
         f, program, analysis = self.f, self.program, self.analysis
         self.begin_function()
         self.mask = self.alive = f.field("i32", "%warp", at.WARP_ALIVE)
@@ -63,7 +71,7 @@ class Uniform(Code):
         entries = {n: f.new_label(f"enter{n}") for n in analysis.enterable}
         self.labels = [f.new_label(f"block{b.index}") for b in program.blocks]
         self.bodies = [f.new_label(f"body{b.index}") for b in program.blocks]
-        f.switch(form, wrong, [(n, label) for n, label in entries.items()])
+        f.switch(form, wrong, list(entries.items()))
         f.label(wrong)
         f.ret(const("i32", at.FAULT))
         f.label(self.fault_label)
@@ -90,6 +98,7 @@ class Uniform(Code):
         f.finish()
 
     def tally(self, block: int, sign: int) -> None:
+        """Count a block (and the rest of its chain) as executed, or take that back."""
         self.count(self.layout.uniform_warps, block, const("i64", sign))
         lanes = self.alive_count
         if sign < 0:
@@ -97,6 +106,7 @@ class Uniform(Code):
         self.count(self.layout.uniform_lanes, block, lanes)
 
     def registers(self, bits: int) -> Iterator[Register]:
+        """The registers of a set of bits that live across blocks."""
         bits &= self.analysis.saved
         for register in self.program.registers:
             if bits >> register.index & 1:
@@ -115,10 +125,8 @@ class Uniform(Code):
                     value = f.load(type_, slot, WARP, align=64)
             else:
                 slot = f.pointer("%warp", self.layout.scalar_slots[register.index])
-                if type_ == "i1":
-                    value = f.cast("trunc", f.load("i8", slot), "i1")
-                else:
-                    value = f.load(type_, slot)
+                value = f.load("i8" if type_ == "i1" else type_, slot)
+                value = f.cast("trunc", value, "i1") if type_ == "i1" else value
             f.store(value, self.place(register))
 
     def save(self, bits: int) -> None:
@@ -133,6 +141,7 @@ class Uniform(Code):
                 f.store(f.resize(value, "i8") if value.type == "i1" else value, slot)
 
     def save_lanes(self, register: Register, value: Value) -> None:
+        """A register's value in every lane, to its slot in the warp state."""
         f = self.f
         slot = f.pointer("%warp", self.layout.vector_slots[register.index])
         if value.type == "i1":
@@ -150,7 +159,8 @@ class Uniform(Code):
         f.ret(const("i32", at.SWITCH))
 
     def emit_block(self, block: Block) -> None:
-        f, program, n = self.f, self.program, block.index
+        """One basic block: waiting, body, branch."""
+        f, n = self.f, block.index
         f.label(self.labels[n])
         self.fresh_block()
         if block.waits == "block":
@@ -186,7 +196,8 @@ class Uniform(Code):
         self.terminate(block)
 
     def terminate(self, block: Block) -> None:
-        f, program, n = self.f, self.program, block.index
+        """The end of a basic block."""
+        f, n = self.f, block.index
         if block.kind == "exit":
             f.store(const("i32", 0), f.pointer("%warp", at.WARP_ALIVE))
             f.ret(const("i32", at.DONE))
@@ -227,6 +238,7 @@ class Uniform(Code):
                 self.leave(self.live_in[yes] | self.live_in[no], pcs)
 
     def condition(self, block: Block) -> Value:
+        """Whether the first target is taken."""
         value = self.read(block.predicate)
         return self.f.bin("xor", value, const("i1", 1)) if block.negated else value
 
@@ -239,6 +251,7 @@ class Uniform(Code):
         self.spend(max(1, sum(b.stop - b.start for b in blocks)), self.labels[target], target)
 
     def indexed(self, block: Block) -> None:
+        """brx.idx."""
         f, n = self.f, block.index
         value = f.resize(self.read(block.predicate), "i32")
         if value.lanes == WARP:
@@ -276,7 +289,7 @@ class Uniform(Code):
             f.label(label)
             self.jump(n, block.targets[k])
 
-    def emit_region(self, branch: Block, region) -> None:
+    def emit_region(self, branch: Block, region: Region) -> None:
         """The arm of a divergent branch under a mask, in place; all lanes meet at its join."""
         f, blocks = self.f, self.program.blocks
         f.label(self.region_start)
@@ -331,6 +344,7 @@ class Stepped(Uniform):
         self.dirty: dict[int, tuple[Register, Value]] = {}
 
     def load_register(self, register: Register) -> Value:
+        """From its slot in the warp state."""
         f = self.f
         index, type_ = register.index, register_type(register)
         if index not in self.layout.vector_slots:
@@ -342,6 +356,7 @@ class Stepped(Uniform):
         return f.cast("trunc", f.load("i8", slot), "i1") if type_ == "i1" else f.load(type_, slot)
 
     def write(self, register: Register, value: Value) -> None:
+        """Noted, and stored at the end of the block."""
         index = register.index
         if index not in self.analysis.vectors and value.lanes == WARP:
             raise Misjudged(index)
@@ -367,6 +382,7 @@ class Stepped(Uniform):
         """Registers stay where they are."""
 
     def leave(self, bits: int, pcs: Value) -> None:
+        """Vectors are in their slots; scalars get theirs for every lane."""
         f = self.f
         for register in self.registers(bits):
             if register.index not in self.analysis.vectors:
@@ -381,10 +397,12 @@ class Stepped(Uniform):
         f.ret(const("i32", at.YIELD))
 
     def terminate(self, block: Block) -> None:
+        """Registers first: the function may return."""
         self.flush()
         super().terminate(block)
 
     def jump(self, source: int, target: int) -> None:
+        """Back to the driver, unless no other warp can notice that its turn comes later."""
         f = self.f
         if target <= source:
             go = f.new_label("go")

@@ -18,6 +18,7 @@ class Code(Accesses):
     """Adds shuffles, votes and the like, barriers and builtin calls: everything but control flow."""
 
     def warp(self, row: Operation) -> None:
+        """A shuffle, vote or the like; the lanes of its mask are all here."""
         f = self.f
         opcode, mods = self.instruction.opcode, self.instruction.modifiers
         targets, sources = operands(self.instruction)
@@ -38,6 +39,7 @@ class Code(Accesses):
             self.result(targets[1], f.icmp("eq", f.spread(leader), f.lane_numbers()), "pred")
 
     def members(self, operand) -> Value:
+        """The member mask."""
         return self.source(operand, "b32")
 
     def for_each_group(self, members: Value, function: Callable[[Value], Value]) -> Value:
@@ -67,6 +69,7 @@ class Code(Accesses):
         return f.load("i32", vector, WARP, align=64)
 
     def shuffle(self, mode: str, targets: list, sources: list) -> None:
+        """shfl.sync, by the rule of the PTX ISA."""
         f = self.f
         value, lane_operand, clamp = (self.source(o, "b32") for o in sources[:3])
         need_predicate = len(targets) > 1 and not isinstance(targets[1], Sink) and self.is_read(targets[1])
@@ -118,9 +121,11 @@ class Code(Accesses):
             self.result(targets[1], inside, "pred")
 
     def is_read(self, register) -> bool:
+        """Whether any instruction reads a register."""
         return register.index in self.kernel.read_registers
 
     def vote(self, mode: str, target, sources: list) -> None:
+        """vote.sync.ballot, any, all and uni."""
         f = self.f
         predicate = f.mask_bits(self.source(sources[0], "pred"))
 
@@ -143,6 +148,7 @@ class Code(Accesses):
         self.result(target, f.icmp("ne", value, const("i32", 0)), "pred")
 
     def redux(self, mode: str, type_: str, target, sources: list) -> None:
+        """redux.sync."""
         f = self.f
         value = f.spread(self.source(sources[0], type_))
         signed = type_ == "s32"
@@ -159,6 +165,7 @@ class Code(Accesses):
         self.result(target, self.for_each_group(self.members(sources[1]), reduce), type_)
 
     def match(self, mode: str, targets: list, sources: list, row: Operation) -> None:
+        """match.any.sync and match.all.sync."""
         f = self.f
         value = f.spread(self.source(sources[0], row.sources[0]))
         members = self.members(sources[1])
@@ -201,7 +208,7 @@ class Code(Accesses):
         """Note which barrier the lanes came to (the instruction at self.index)."""
         f = self.f
         mods = self.instruction.modifiers
-        targets, sources = operands(self.instruction)
+        _, sources = operands(self.instruction)
         if "arrive" in mods:
             raise UnsupportedError(f"{self.instruction.name} is not simulated by this engine", self.line)
         reduction = "red" in mods
@@ -221,6 +228,7 @@ class Code(Accesses):
             f.store(f.spread(value), place, align=64)
 
     def after_barrier(self, row: Operation) -> None:
+        """The result of a barrier with reduction."""
         if row.results:
             targets, _ = operands(self.instruction)
             value = self.f.field("i32", "%warp", at.WARP_RESULT)
