@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from labs_common import cli_bench
+from labs_common import cli_bench, cli_grade
 from labs_common.doctor import diagnose, engine_choice
 from labs_common.problem import PRESETS, find_problem
 from labs_common.stages import STAGES, find_stage
@@ -27,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cli_bench.app, name="bench")
+app.command()(cli_grade.grade)
 console = Console()
 errors = Console(stderr=True)
 

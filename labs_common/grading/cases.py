@@ -159,7 +159,7 @@ def _table(kind: str, random: np.random.Generator) -> list[Case]:
 
 
 def _needle(kind: str, random: np.random.Generator) -> list[Case]:
-    """In every sequence one token outweighs all others: the last, the first of a page, the edges of splits."""
+    """In every sequence one token outweighs the others: the last, the first of a page, a split's edge."""
     places = [(45, 44), (33, 32), (32, 31), (40, 15), (35, 0), (273, 256), (260, 255), (270, 269)]
     chosen = random.permutation(len(places) - 3)[:3]
     pairs = [places[i] for i in chosen] + places[-3:]

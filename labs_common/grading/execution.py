@@ -15,6 +15,7 @@ import numpy as np
 
 from labs_common.compiler import CompileError, compile_resources
 from labs_common.engines import Call, LaunchError, SimulatorEngine
+from labs_common.faults import PROBES
 from labs_common.grading import channel
 from labs_common.inputs import Inputs
 from labs_common.plans import Device
@@ -61,8 +62,8 @@ class GradingEngine(SimulatorEngine):
 def serve(sock: socket.socket) -> None:
     """Answer requests until the grader closes the channel.
 
-    The first request has ``stage``, ``name``, ``text`` and ``arch``; each further one a problem and the inputs
-    of its calls. Every request is answered by one message.
+    The first request has ``stage``, ``name``, ``text`` and ``device``; each further one a problem and the
+    inputs of its calls. Every request is answered by one message.
     """
     try:
         opening = channel.receive(sock)
@@ -93,7 +94,9 @@ class Runner:
         self._keep: list[Any] = []  # all arrays of all calls: no address is met twice
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the calls of one problem; whatever goes wrong is in the answer."""
+        """Run the calls of one problem, or a public probe; whatever goes wrong is in the answer."""
+        if "probe" in request:
+            return self._probe(request["probe"])
         problem = problem_from(request["problem"])
         calls: list[dict[str, Any]] = []
         try:
@@ -107,6 +110,17 @@ class Runner:
             return result
         except Exception as error:
             return {"calls": calls, "error": describe(error)}
+
+    def _probe(self, name: str) -> dict[str, Any]:
+        probe = next(probe for probe in PROBES if probe.name == name)
+        try:
+            plan = probe.plan(self.stage, self.engine.device)
+            call = self.engine.prepare(self.stage, probe.problem, probe.inputs(), self.source, plan)
+            self._keep.append(call)
+            self._launch(call, backwards=False)
+            return {"output": call.output.get()}
+        except Exception as error:
+            return {"error": describe(error)}
 
     def _call(self, problem: Problem, sent: Mapping[str, Any], backwards: bool, far: bool) -> dict[str, Any]:
         inputs = inputs_from(sent)

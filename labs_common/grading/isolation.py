@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -40,8 +41,8 @@ class Limits:
         step_s: seconds until the answer to one request.
         memory_bytes: address space beyond that of an idle child; 0 for no limit, as CUDA needs.
         processes: tasks beyond those that the user has (root is exempt).
-        file_bytes: size of any file it writes. 0: it can write none, and the simulator's code cache on disk is
-            read but not written by a child.
+        file_bytes: size of any file it writes. With 0 it writes none, and the simulator's code cache on disk
+            is only read.
         open_files: file descriptors.
     """
 
@@ -204,10 +205,8 @@ class Session:
             return
         self._sock.close()  # a child that waits for a request ends by itself
         sandbox = self._sandbox
-        try:
+        with contextlib.suppress(OSError):
             sandbox._control.send(STOP)
-        except OSError:
-            pass
         self.ended = sandbox._read_control(10) or {"reason": "lost"}
         if self.ended["reason"] == "lost":
             sandbox.close()

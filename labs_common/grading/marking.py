@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from labs_common.compare import compare
+from labs_common.diagnose import diagnose
+from labs_common.faults import PROBES
 from labs_common.grading.cases import Case, grading_cases, structure_problem
 from labs_common.grading.execution import device_to, hash_inputs, inputs_to, problem_to
 from labs_common.grading.isolation import ChildEnded, Sandbox, Session
@@ -19,6 +21,7 @@ from labs_common.grading.structure import Mark, mark_structure, measures, reads_
 from labs_common.grading.submissions import Kernel
 from labs_common.plans import Device
 from labs_common.reference import Reference, reference
+from labs_common.source import Source
 from labs_common.stages import Stage, find_stage
 
 MAX_TIMEOUTS = 2  # classes that a kernel may hang in before the others are left out
@@ -63,7 +66,8 @@ class StageGrade:
         findings: what the checks found, one line each.
         structure: counts against the reference's.
         speed: what was timed, on a GPU.
-        diagnosis: the known mistake that its outputs show, if any.
+        diagnosis: the known mistake that its outputs show, in a sentence; or what is seen of an unknown one.
+        fault: the mistake's name in ``faults.FAULTS``, "unknown", or "" where none was looked for.
     """
 
     stage: str
@@ -77,6 +81,7 @@ class StageGrade:
     structure: list[Mark] = field(default_factory=list)
     speed: dict[str, Any] = field(default_factory=dict)
     diagnosis: str = ""
+    fault: str = ""
 
     @property
     def total(self) -> float:
@@ -203,7 +208,12 @@ def _error_reason(error: Mapping[str, Any]) -> str:
         "protocol": "its process sent what is no answer",
         "internal": "the grader failed on it; the instructor has been told",
     }.get(str(kind), "it failed")
-    return f"{start}: {message[:MAX_REASON]}" if kind != "internal" else start
+    if kind == "internal":
+        return start
+    if kind == "fault" and isinstance(error.get("finding"), Mapping):
+        # neither block nor address: they tell how large the hidden problem is
+        return f"{start}: {_finding_line(error['finding'])}"
+    return f"{start}: {message[:MAX_REASON]}"
 
 
 def mark_kernel(
@@ -280,6 +290,8 @@ def _run_cases(
                 break  # it compiles for no other problem either, as a rule; the reason would only be repeated
         if session is not None and all(case.ok and case.clean for case in grade.cases):
             _structure(session, secret, grade)
+        elif session is not None and not timeouts and len(grade.cases) > 1:
+            _diagnose(session, kernel, stage, device, grade)
     finally:
         if session is not None:
             session.close()
@@ -307,20 +319,44 @@ def _structure(session: Session, secret: Hidden, grade: StageGrade) -> None:
         )
 
 
+def _diagnose(session: Session, kernel: Kernel, stage: Stage, device: Device, grade: StageGrade) -> None:
+    """Name the mistake by the lab's public probes: the sentence says where, and no hidden value."""
+    outputs = {}
+    try:
+        for probe in PROBES:
+            if stage.supports(probe.problem, device) is None:
+                answer = session.request({"probe": probe.name})
+                output = answer.get("output")
+                right_shape = (probe.problem.batch, probe.problem.query_heads, probe.problem.head_dim)
+                if isinstance(output, np.ndarray) and output.shape == right_shape:
+                    outputs[probe.name] = output
+    except ChildEnded:
+        return
+    found = diagnose(outputs, stage, device, Source(stage.path.name, kernel.text)) if outputs else None
+    if found is not None:
+        grade.diagnosis, grade.fault = found.sentence, found.fault or "unknown"
+
+
 def _collect(answer: Mapping[str, Any], grade: StageGrade) -> None:
     """Findings and flags out of an answer."""
     found = [f for call in answer.get("calls", []) for f in call.get("findings", [])]
     if "finding" in answer.get("error", {}):
         found.append(answer["error"]["finding"])
     for finding in found:
-        line = f"{finding['tool']}: {finding['kind']} at {_place(finding)}"
+        line = _finding_line(finding)
         if line not in grade.findings:
             grade.findings.append(line)
     if answer.get("state"):
         names = ", ".join(map(str, answer["state"][:3]))
         grade.flags.setdefault("keeps state", f"device variables changed from launch to launch: {names}")
+    if answer.get("error", {}).get("kind") in ("internal", "unsupported", "protocol"):
+        grade.flags.setdefault("needs a look", str(answer["error"].get("message", ""))[:300])
     if any(call.get("printed") for call in answer.get("calls", [])):
         grade.flags.setdefault("prints", "it prints from the device; what it prints is not read")
+
+
+def _finding_line(finding: Mapping[str, Any]) -> str:
+    return f"{finding['tool']}: {finding['kind']} at {_place(finding)}"
 
 
 def _place(finding: Mapping[str, Any]) -> str:
@@ -345,9 +381,13 @@ def _mark_correctness(grade: StageGrade, rubric: Rubric) -> None:
     gained = sum(weights[kind] * share[kind] for kind in share) / max(sum(weights.values()), 1e-12)
     if share.get("plain", 0) == 0 or not compiled:
         gained = 0.0
+    by_reason: dict[str, list[str]] = {}
     for case in cases:
         if not case.ok:
-            grade.reasons.append(f"{case.title}: {case.reason}")
+            by_reason.setdefault(case.reason, []).append(case.title)
+    grade.reasons += [_grouped(reason, titles, len(cases)) for reason, titles in by_reason.items()]
+    if grade.diagnosis:
+        grade.reasons.append(grade.diagnosis)
     if gained == 0.0 and any(case.ok for case in cases):
         grade.reasons.append("wrong on the plainest problems, so that nothing else counts")
     grade.points["correctness"] = round(grade.maximum["correctness"] * gained, 2)
@@ -368,6 +408,12 @@ def _mark_correctness(grade: StageGrade, rubric: Rubric) -> None:
         grade.structure = []
         if grade.maximum.get("structure"):
             grade.reasons.append("structure is marked once every problem is right and clean")
+
+
+def _grouped(reason: str, titles: list[str], total: int) -> str:
+    if len(titles) == total and total > 1:
+        return f"on every problem: {reason}"
+    return f"{'; '.join(titles)}: {reason}"
 
 
 def _mark_speed(grade: StageGrade, rubric: Rubric) -> None:

@@ -39,9 +39,10 @@ class Cells:
 def read_notebook(text: str, name: str) -> Cells:
     """Find kernels and answers in a notebook of format 3 or 4, however damaged.
 
-    A kernel is a ``%%writefile NN_name.cu`` cell, a cell with the tag ``palab:kernel:<stage>``, a triple-quoted
-    string that defines a ``__global__`` function, or any other cell that does. An answer is a cell with the tag
-    ``palab:answer:<id>``, or with that as its nbgrader id or first line where the metadata was lost.
+    A kernel is a ``%%writefile NN_name.cu`` cell, a cell with the tag ``palab:kernel:<stage>``, a
+    triple-quoted string that defines a ``__global__`` function, or any other cell that does. An answer is a
+    cell with the tag ``palab:answer:<id>``, or with that as its nbgrader id or first line where the metadata
+    was lost.
     """
     found = Cells()
     try:

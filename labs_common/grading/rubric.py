@@ -34,7 +34,7 @@ FLAGS = (
     "impossible speed",
     "suspicious files",
     "prints",
-    "claims a result",
+    "needs a look",
 )
 
 
@@ -121,7 +121,7 @@ class Rubric:
 
 
 class RubricError(ValueError):
-    """A rubric that says something wrong; the message names the file, the field, its value and what is allowed."""
+    """A wrong rubric; the message names the file, the field, its value and what is allowed."""
 
 
 def load_rubric(path: Path | None = None, stages: tuple[str, ...] = ()) -> Rubric:
@@ -172,7 +172,7 @@ class _Reader:
             try:
                 ids.append(find_stage(stage).id)
             except ValueError as error:
-                raise self.error("assignment.stages", stage, str(error)) from None
+                raise self.error("assignment.stages", stage, f"the lab's: {error}") from None
         if len(set(ids)) != len(ids):
             raise self.error("assignment.stages", list(listed), "every stage once")
         name = assignment.get("name", self.default["assignment"]["name"])
@@ -241,9 +241,7 @@ class _Reader:
             where = f"answers.{answer}"
             if not isinstance(table, Mapping):
                 raise self.error(where, table, "a table")
-            self.only(
-                table, ("points", "kind", "value", "factor", "tolerance", "accept", "why"), f"{where}."
-            )
+            self.only(table, ("points", "kind", "value", "factor", "tolerance", "accept", "why"), f"{where}.")
             kind = table.get("kind")
             if kind not in ("number", "choice", "hand"):
                 raise self.error(f"{where}.kind", kind, "number, choice or hand")
@@ -260,7 +258,9 @@ class _Reader:
             if kind == "choice" and not accept:
                 raise self.error(f"{where}.accept", accept, "at least one text")
             points = self.number(table.get("points"), f"{where}.points", 0)
-            keys[answer] = AnswerKey(points, kind, accept=tuple(accept), why=str(table.get("why", "")), **optional)
+            keys[answer] = AnswerKey(
+                points, kind, accept=tuple(accept), why=str(table.get("why", "")), **optional
+            )
         return keys
 
     def limit(self, table: Mapping[str, Any], where: str) -> Limit:

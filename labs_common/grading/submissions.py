@@ -70,7 +70,8 @@ class Submission:
         """A file name for this student that no other student has."""
         plain = unicodedata.normalize("NFKD", self.student).encode("ascii", "ignore").decode()
         plain = re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-").lower()[:40]
-        return f"{plain or 'student'}-{hashlib.sha256(self.student.encode('utf-8', 'surrogatepass')).hexdigest()[:6]}"
+        digest = hashlib.sha256(self.student.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"{plain or 'student'}-{digest[:6]}"
 
 
 def find_submissions(folder: Path, assignment: str = "") -> list[Submission]:

@@ -7,6 +7,7 @@ process group, and says how it ended. It never reads what a child sends.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -87,10 +88,8 @@ def _watch(pid: int, wall_s: float, control: socket.socket) -> dict[str, Any]:
             break
     os.close(handle)
     for kill in (os.killpg, os.kill):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     _, status, usage = os.wait4(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     return {

@@ -1,0 +1,183 @@
+"""A class at a time: find, grade, keep, resume, report."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numpy as np
+
+from labs_common.compiler import OPTIONS, compiler_version
+from labs_common.grading import class_report, feedback, tables
+from labs_common.grading.grade import Task, grade_submission, sandbox
+from labs_common.grading.isolation import Limits
+from labs_common.grading.marking import hidden
+from labs_common.grading.rubric import DEFAULT, Rubric, load_rubric, parse_rubric
+from labs_common.grading.schedulers import DaskScheduler, LocalScheduler, run_all
+from labs_common.grading.store import Store, differing_marks
+from labs_common.grading.submissions import Submission, find_submissions
+from labs_common.plans import Device
+from labs_common.simt.llvm_cache import engine_version
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run came to.
+
+    Attributes:
+        records: of all submissions, in the order of students.
+        graded: how many were graded now; the others were done before.
+        failed: students whom the grader itself failed on; they are graded again at the next run.
+        differing: students whose marks are not those of the bundle that was graded again.
+    """
+
+    records: Sequence[Mapping[str, Any]]
+    graded: int
+    failed: tuple[str, ...]
+    differing: tuple[str, ...] | None = None
+
+
+def toolchain() -> dict[str, str]:
+    """What marks may depend on besides source, seed and rubric."""
+    try:
+        version = importlib.metadata.version("paged-attention-lab")
+    except importlib.metadata.PackageNotFoundError:
+        version = "not installed"
+    return {
+        "lab": version,
+        "nvrtc": compiler_version(),
+        "options": " ".join(OPTIONS),
+        "arch": Device().arch,
+        "simulator": engine_version()[:16],
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "llvmlite": llvmlite.__version__,
+    }
+
+
+def grade_class(
+    submissions: Path,
+    out: Path,
+    assignment: Path | None = None,
+    stages: tuple[str, ...] = (),
+    scheduler: LocalScheduler | DaskScheduler | None = None,
+    gpu: bool = False,
+    by_hand: Path | None = None,
+    limits: Limits | None = None,
+    on_start: Callable[[int, int], None] = lambda done, total: None,
+    on_done: Callable[[Mapping[str, Any]], None] = lambda record: None,
+) -> Summary:
+    """Grade a folder of submissions, or a bundle again; write marks, feedback and the class report.
+
+    Records that are there already, of the same content and rubric, are kept: a stopped run goes on.
+
+    Args:
+        submissions: the folder; or an earlier run's output folder, to repeat it with its seed and rubric.
+        out: output folder.
+        assignment: the rubric; by default the lab's, or the bundle's where one is graded again.
+        stages: in place of the rubric's.
+        scheduler: where; by default processes of this machine.
+        gpu: whether to mark speed, where the work is done.
+        by_hand: CSV with student, answer, points.
+        limits: of each submission's child.
+        on_start: told (submissions done before, all).
+        on_done: told each record.
+
+    Raises:
+        ValueError, FileNotFoundError: a wrong rubric or folder, or a stage that cannot be graded here.
+    """
+    limits, scheduler = limits or Limits(), scheduler or LocalScheduler()
+    store, source = Store(out), Store(submissions)
+    again = source.exists()
+    head = source.head() if again else {}
+    rubric, text = _rubric(assignment, stages, head)
+    found = source.submissions() if again else find_submissions(submissions, rubric.name)
+    seed = store.begin(rubric, text, toolchain(), head.get("seed"))
+    store.keep(found)
+    hand = _read_by_hand(by_hand)
+    pending = [s for s in found if s.student in hand or store.result(s, rubric, gpu) is None]
+    if pending:
+        _check_stages(rubric, seed, limits)
+    on_start(len(found) - len(pending), len(found))
+    tasks = [Task(s, rubric, seed, gpu, limits, hand.get(s.student, {})) for s in pending]
+    for record in run_all(scheduler, grade_submission, tasks, _failed):
+        store.add_result(record)
+        on_done(record)
+    records = store.results(found)
+    write_reports(out, rubric, records, gpu, store.head()["toolchain"])
+    failed = tuple(record["student"] for record in records if "failed" in record)
+    differing = None
+    if again and submissions.resolve() != out.resolve():
+        differing = tuple(differing_marks(source.results(found), records))
+    return Summary(records, len(pending), failed, differing)
+
+
+def write_reports(
+    out: Path, rubric: Rubric, records: Sequence[Mapping[str, Any]], gpu: bool, versions: Mapping[str, str]
+) -> None:
+    """CSV and JSON of the class, a page per student, and the class report."""
+    tables.write_tables(out, rubric, records, gpu)
+    for record in records:
+        feedback.write_page(out / "feedback" / f"{record['slug']}.html", rubric, record)
+    class_report.write_report(out / "class.html", rubric, records, gpu, versions)
+
+
+def _rubric(assignment: Path | None, stages: tuple[str, ...], head: Mapping[str, Any]) -> tuple[Rubric, str]:
+    if assignment is None and head:
+        return parse_rubric(
+            head["rubric_text"], "the bundle's rubric", stages or tuple(head["stages"])
+        ), head["rubric_text"]
+    path = assignment or DEFAULT
+    return load_rubric(path, stages), path.read_text(encoding="utf-8-sig")
+
+
+def _check_stages(rubric: Rubric, seed: str, limits: Limits) -> None:
+    """Run the lab's own kernels first: a stage that cannot be graded here stops the run, not a student."""
+    for stage in rubric.stages:
+        if rubric.maximum(stage, gpu=False):
+            hidden(stage, seed, Device(), sandbox(limits))
+
+
+def _failed(task: Task, error: BaseException) -> dict[str, Any]:
+    """The record of a submission that ended the grading process itself."""
+    submission: Submission = task.submission
+    return {
+        "version": 0,
+        "student": submission.student,
+        "slug": submission.slug,
+        "digest": submission.digest,
+        "rubric": task.rubric.digest,
+        "gpu": task.gpu,
+        "notes": list(submission.notes),
+        "flags": {"needs a look": "it ended the process that grades"},
+        "failed": f"the grading process ended ({type(error).__name__}); look at this one by hand",
+        "stages": {},
+        "answers": [],
+        "total": 0.0,
+        "out_of": task.rubric.total(task.gpu),
+    }
+
+
+def _read_by_hand(path: Path | None) -> dict[str, dict[str, float]]:
+    if path is None:
+        return {}
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file)
+        missing = {"student", "answer", "points"} - set(rows.fieldnames or ())
+        if missing:
+            raise ValueError(f"{path}: no column {', '.join(sorted(missing))}")
+        points: dict[str, dict[str, float]] = {}
+        for row in rows:
+            try:
+                points.setdefault(row["student"], {})[row["answer"]] = float(row["points"])
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"{path}, line {rows.line_num}: points={row['points']!r} is no number"
+                ) from None
+    return points

@@ -1,0 +1,133 @@
+"""Where submissions are graded: local processes or a Dask cluster; no bad task loses honest work."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+
+IN_FLIGHT_PER_WORKER = 2  # one that runs and one that waits beside it: few are lost with a worker
+
+
+class LocalScheduler:
+    """Processes of this machine."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        """Prepare.
+
+        Args:
+            workers: processes; by default one for each core that this process may use.
+        """
+        self.workers = workers or len(os.sched_getaffinity(0))
+
+    def executor(self) -> Executor:
+        """A fresh executor."""
+        # spawned: the parent may have threads, and a fork would copy their locks
+        return ProcessPoolExecutor(self.workers, mp_context=multiprocessing.get_context("spawn"))
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class DaskScheduler:
+    """The workers of a Dask cluster; each must have this package at this version."""
+
+    def __init__(self, address: str, gpu: bool = False) -> None:
+        """Connect.
+
+        Args:
+            address: of the scheduler, such as ``tcp://host:8786``.
+            gpu: whether a task needs a worker's GPU (workers are started with ``--resources GPU=1``).
+
+        Raises:
+            ValueError: dask.distributed is not installed, or no scheduler answers.
+        """
+        try:
+            from distributed import Client
+        except ImportError:
+            raise ValueError(
+                "--scheduler needs dask.distributed: pip install 'paged-attention-lab[cluster]'"
+            ) from None
+        try:
+            self._client = Client(address, timeout=20, set_as_default=False)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise ValueError(f"no Dask scheduler answers at {address}: {error}") from None
+        self._resources = {"GPU": 1} if gpu else None
+
+    @property
+    def workers(self) -> int:
+        """Threads of all workers, at least one."""
+        return max(1, sum(self._client.nthreads().values()))
+
+    def executor(self) -> Executor:
+        """An executor on the cluster."""
+        options = {"resources": self._resources} if self._resources else {}
+        return self._client.get_executor(**options)
+
+    def close(self) -> None:
+        """Disconnect; the cluster goes on."""
+        self._client.close()
+
+
+def run_all(
+    scheduler: LocalScheduler | DaskScheduler,
+    function: Callable[[Item], Any],
+    items: Iterable[Item],
+    alone: Callable[[Item, BaseException], Any],
+) -> Iterator[Any]:
+    """Results of ``function`` over items, as they are done; few are under way at any time.
+
+    A worker that dies takes its executor or its task with it. What was under way then is not known to be
+    guilty: it is run again, one at a time, and what ends a worker alone is handed to ``alone``.
+
+    Args:
+        function, items: picklable.
+        alone: makes the result of an item that ends its worker even when it runs by itself.
+    """
+    waiting, suspects = deque(items), deque()
+    while waiting or suspects:
+        limit = 1 if suspects else IN_FLIGHT_PER_WORKER * scheduler.workers
+        queue = suspects or waiting
+        executor = scheduler.executor()
+        running: dict[Future, Item] = {}
+        broken: list[tuple[Item, BaseException]] = []
+        try:
+            while (queue or running) and not broken:
+                while queue and len(running) < limit:
+                    item = queue.popleft()
+                    running[executor.submit(function, item)] = item
+                    if queue is suspects:
+                        limit = 1
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    item = running.pop(future)
+                    error = future.exception()
+                    if error is None:
+                        yield future.result()
+                    elif _worker_died(error):
+                        broken.append((item, error))
+                    else:
+                        raise error
+            if broken and queue is suspects:
+                (item, error) = broken[0]
+                yield alone(item, error)
+            elif broken:
+                suspects.extend(item for item, _ in broken)
+                if isinstance(broken[0][1], BrokenProcessPool):
+                    suspects.extend(running.values())  # the whole pool is gone
+                else:
+                    waiting.extendleft(running.values())
+                for future in running:
+                    future.cancel()
+        finally:
+            executor.shutdown(wait=not broken, cancel_futures=True)
+
+
+def _worker_died(error: BaseException) -> bool:
+    return isinstance(error, BrokenProcessPool) or type(error).__name__ in ("KilledWorker", "CancelledError")
