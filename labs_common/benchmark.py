@@ -12,7 +12,7 @@ from labs_common.plans import Plan
 from labs_common.problem import Problem
 from labs_common.reference import reference
 from labs_common.stages import Stage
-from labs_common.timing import ROUNDS, Timing, ceiling_bytes, ceiling_calls, ceiling_of, time_gpu
+from labs_common.timing import ROUNDS, Timing, ceiling_bytes, ceiling_calls, ceiling_of, fp32_peak, time_gpu
 from labs_common.worker import Worker
 
 MAX_SETS = 8
@@ -29,6 +29,7 @@ class Benchmark:
         verdicts: per label, the worst over the input sets, of outputs written by the timed calls.
         ceiling: bytes per second of plain reading in the same run.
         ceiling_bytes: size of the buffer that was read.
+        fp32_peak: fp32 operations per second of nothing but fused multiply-adds, two for each, right after.
     """
 
     gpu: str
@@ -37,6 +38,7 @@ class Benchmark:
     verdicts: dict[str, Verdict]
     ceiling: float
     ceiling_bytes: int
+    fp32_peak: float
 
     def bandwidth(self, label: str) -> float:
         """Bytes per second: the problem's minimum bytes over the median time."""
@@ -89,4 +91,5 @@ def _benchmark(contenders: list[tuple[str, Stage, Plan]], problem: Problem, roun
         verdicts,
         ceiling_of(timings, nbytes),
         nbytes,
+        fp32_peak(engine),
     )

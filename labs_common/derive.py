@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from labs_common import metric_names as names
+from labs_common.gpus import find_gpu
 from labs_common.metric_names import STALL_SAMPLES, STALL_SHARE
 from labs_common.metrics import (
     ABSENT,
@@ -84,6 +85,33 @@ def roofline_figures(frame: Metrics) -> Metrics:
                 "reason": why_intensity,
             },
         ]
+    return build(rows)
+
+
+def ceilings_of(frame: Metrics, gpu: str, problem: str = "") -> Metrics:
+    """What a GPU can reach at most, for `charts.roofline`: measured where it was, else its maker's figure.
+
+    Args:
+        frame: a table with `PEAK_BANDWIDTH` and `PEAK_FLOP_RATE` of benchmark runs, or without.
+        gpu: id.
+        problem: the run whose ceilings are taken; by default, and where that run has none, the highest.
+    """
+    rows = []
+    known = find_gpu(gpu)
+    for metric, unit, nominal in (
+        (names.PEAK_BANDWIDTH, "byte/second", known and known.memory_bandwidth),
+        (names.PEAK_FLOP_RATE, "flop/second", known and known.peak_fp32),
+    ):
+        measured = select(frame, gpu=gpu, metric=metric).dropna(subset="value").sort_values("value")
+        same_run = measured[measured["problem"] == problem]
+        if len(measured):
+            best = (same_run if len(same_run) else measured).iloc[-1]
+            kept = {name: best[name] for name in ("source", "tool", "value", "reason")}
+        elif nominal:
+            kept = {"source": "reported", "tool": "data sheet", "value": nominal, "reason": "nominal"}
+        else:
+            kept = {"source": "reported", "tool": "data sheet", "reason": ABSENT}
+        rows.append({"gpu": gpu, "metric": metric, "unit": unit} | kept)
     return build(rows)
 
 

@@ -209,6 +209,15 @@ def benchmark_metrics(benchmark: Benchmark, stages: Sequence[Stage]) -> Metrics:
             "reason": f"plain read of {benchmark.ceiling_bytes} bytes in the same run",
         }
     )
+    rows.append(
+        {
+            **common,
+            "metric": names.PEAK_FLOP_RATE,
+            "value": benchmark.fp32_peak,
+            "unit": "flop/second",
+            "reason": "chains of fused multiply-adds in the same run",
+        }
+    )
     return metrics_table.build(rows)
 
 

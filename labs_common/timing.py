@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ CEILING_BYTES = 4 << 30  # one buffer, far past any L2
 ROUNDS = 21
 # (threads per block, blocks per multiprocessor, loads in flight per thread); the best differs by GPU and size
 CEILING_SHAPES = ((1024, 2, 4), (1024, 2, 8), (1024, 2, 16), (512, 4, 8), (256, 8, 8))
+
+PEAK_LINKS, PEAK_ROUNDS = 32, 4096  # LINKS of fp32_peak.cu, and rounds of its loop in one call
+# (threads per block, blocks per multiprocessor, chains per thread)
+PEAK_SHAPES = ((256, 8, 4), (256, 8, 8), (512, 4, 4), (1024, 2, 4), (128, 16, 8))
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ def ceiling_calls(engine: Engine, nbytes: int) -> dict[str, list[Callable[[], No
 
 
 def _bind(kernel: Any, grid: tuple, block: tuple, words: Any, sink: Any) -> Callable[[], None]:
-    return lambda: kernel(grid, block, (words, sink, np.uint64(words.nbytes // 16)))
+    return functools.partial(kernel, grid, block, (words, sink, np.uint64(words.nbytes // 16)))
 
 
 def read_ceiling(engine: Engine, nbytes: int, rounds: int = ROUNDS) -> float:
@@ -124,3 +129,31 @@ def read_ceiling(engine: Engine, nbytes: int, rounds: int = ROUNDS) -> float:
 def ceiling_of(timings: Mapping[str, Timing], nbytes: int) -> float:
     """Bytes per second of the best launch shape of ``ceiling_calls`` among some timings."""
     return nbytes / min(t.median_s for name, t in timings.items() if name.startswith("read "))
+
+
+def peak_calls(engine: Engine, rounds: int = PEAK_ROUNDS) -> dict[str, tuple[list[Callable[[], None]], int]]:
+    """Calls that do nothing but fp32 fused multiply-adds, one per launch shape, for ``time_gpu``.
+
+    Returns:
+        Per shape the calls, and the operations of one call: two for every fused multiply-add.
+    """
+    xp = engine.xp
+    multiprocessors = xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)["multiProcessorCount"]
+    sink = xp.zeros(65536, dtype=np.float32)
+    source = Source.read(Path(__file__).with_name("fp32_peak.cu"))
+    calls = {}
+    for threads, blocks, chains in PEAK_SHAPES:
+        kernel = engine.module(source, {"CHAINS": chains}).get_function("fp32_peak")
+        grid = (multiprocessors * blocks, 1, 1)
+        arguments = (sink, np.float32(0.999), np.int32(rounds))
+        operations = 2 * grid[0] * threads * chains * PEAK_LINKS * rounds
+        bound = functools.partial(kernel, grid, (threads, 1, 1), arguments)
+        calls[f"fp32 {threads}x{blocks}x{chains}"] = ([bound], operations)
+    return calls
+
+
+def fp32_peak(engine: Engine, rounds: int = ROUNDS) -> float:
+    """fp32 operations per second of the best launch shape, a fused multiply-add counted as two."""
+    calls = peak_calls(engine)
+    timings = time_gpu(engine.xp, {name: bound for name, (bound, _) in calls.items()}, rounds)
+    return max(operations / timings[name].median_s for name, (_, operations) in calls.items())

@@ -6,6 +6,7 @@ import pytest
 from labs_common.benchmark import benchmark_stages
 from labs_common.compare import compare
 from labs_common.engines import problem_struct
+from labs_common.gpus import find_gpu
 from labs_common.inputs import Inputs
 from labs_common.problem import PRESETS, Problem
 from labs_common.reference import reference
@@ -55,6 +56,9 @@ def test_timed_outputs_are_right_and_the_ceiling_is_a_ceiling():
         assert verdict.ok, f"{label}: {verdict.diagnosis}"
         assert 0 < result.timings[label].median_s <= result.timings[label].p90_s
         assert result.bandwidth(label) < result.ceiling
+    nominal = find_gpu(result.gpu)
+    if nominal is not None:  # clocks go below the boost clock of the data sheet, and a little above
+        assert 0.4 < result.fp32_peak / nominal.peak_fp32 < 1.15
 
 
 def test_a_wrong_kernel_is_not_called_right_when_timed():
