@@ -42,6 +42,7 @@ extern "C" __global__ void paged_attention_cooperative(Problem problem, Inputs i
       if (lane == 0) warp_sums[warp] = partial;
       __syncthreads();  // every warp's sum is in shared memory
       float score = 0.0f;
+#pragma unroll 1  // one load a turn, as written: unrolled, the compiler merges four into one
       for (int w = 0; w < warps; ++w) score += warp_sums[w];
       score *= problem.scale;
       __syncthreads();  // every thread has read them; they may be overwritten
