@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ def compiler_version() -> str:
 
 
 def include_folders() -> list[Path]:
-    """Folders of the CUDA headers that came with the nvidia-cuda-runtime wheel."""
+    """Folders of the CUDA headers: of the wheels, and CUB's of an installed toolkit where its wheel is not."""
     folders = set()
     for package in ("nvidia-cuda-runtime", "nvidia-cuda-cccl"):
         try:
@@ -158,6 +159,9 @@ def include_folders() -> list[Path]:
             if file.name in ("cuda_fp16.h", "cub.cuh"):
                 levels = 0 if file.name == "cuda_fp16.h" else 1
                 folders.add(Path(str(file.locate())).resolve().parents[levels])
+    toolkit = Path(os.environ.get("CUDA_PATH", "/usr/local/cuda")) / "include" / "cccl"
+    if not any((folder / "cub").is_dir() for folder in folders) and toolkit.is_dir():
+        folders.add(toolkit)
     return sorted(folders)
 
 

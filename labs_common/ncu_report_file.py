@@ -101,9 +101,9 @@ def _text(action: Any, metric: str) -> str:
 
 
 def _sections(action: Any) -> dict[str, str]:
-    """The first section that shows each metric."""
+    """The first section that shows each metric; none where the package is too old to tell (before 2025.4)."""
     found: dict[str, str] = {}
-    for section in action.sections():
+    for section in action.sections() if hasattr(action, "sections") else ():
         for shown in (*section.header_metrics(), *section.body_metrics()):
             found.setdefault(shown if isinstance(shown, str) else shown.name(), section.name())
     return found
