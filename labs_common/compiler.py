@@ -148,7 +148,7 @@ def compiler_version() -> str:
 
 
 def include_folders() -> list[Path]:
-    """Folders of the CUDA headers: of the wheels, and CUB's of an installed toolkit where its wheel is not."""
+    """Folders of the CUDA headers: of the wheels, and a toolkit's CUB where its wheel is missing."""
     folders = set()
     for package in ("nvidia-cuda-runtime", "nvidia-cuda-cccl"):
         try:
