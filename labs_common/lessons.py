@@ -11,7 +11,7 @@ import pandas as pd
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
 from labs_common.check import Report
-from labs_common.engines import Engine
+from labs_common.engines import Engine, SimulatorEngine
 from labs_common.explain import explain
 from labs_common.gpus import display_name
 from labs_common.inputs import make_inputs
@@ -71,12 +71,18 @@ def tell(report: Report) -> None:
     print_report(report, Console(width=LINE, force_jupyter=False, color_system=None, highlight=False))
 
 
-def count(stages: Sequence[str], problem: Problem, engine: Engine) -> Metrics:
+def count(stages: Sequence[str], problem: Problem, engine: Engine | None = None) -> Metrics:
     """Run stages on a problem and give what the engine counted or measured.
+
+    Args:
+        stages: ids.
+        problem: what to compute.
+        engine: by default the simulator, also where there is a GPU: its counts are the same everywhere.
 
     Raises:
         ValueError: an unknown stage, or one that does not take the problem.
     """
+    engine = engine or SimulatorEngine()
     inputs = make_inputs(problem)
     runs = [engine.run(find_stage(stage), problem, inputs).metrics for stage in stages]
     return metrics_table.concat(runs)
