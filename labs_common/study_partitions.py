@@ -21,6 +21,7 @@ from labs_common.engines import Engine, GpuEngine
 from labs_common.inputs import Inputs, make_inputs
 from labs_common.plans import Plan
 from labs_common.problem import LAYOUTS, PRESETS, Problem
+from labs_common.provenance import gpu_provenance, kernel_hash, write_provenance
 from labs_common.reference import reference
 from labs_common.stages import Stage, find_stage
 from labs_common.timing import ceiling_calls, ceiling_of, time_gpu
@@ -232,6 +233,11 @@ def main(folder: str) -> None:
         print(f"\n{study.__name__}, {engine.device.name}\n{shown}", flush=True)
         table.to_csv(Path(folder) / f"{study.__name__}.csv", index=False)
         engine.xp.get_default_memory_pool().free_all_blocks()
+    capability = ".".join(map(str, engine.device.compute_capability))
+    stage = find_stage("05_partitioned_gqa")
+    hashes = {stage.id: {"long": kernel_hash(stage, PRESETS["long"], capability)}}
+    provenance = gpu_provenance("python -m labs_common.study_partitions")
+    write_provenance(Path(folder), {**provenance, "kernels_ptx_sha256": hashes})
 
 
 if __name__ == "__main__":
