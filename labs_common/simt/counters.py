@@ -117,18 +117,19 @@ class Counters:
         is_barrier = np.array([bool(row) and row.kind == "barrier" for row in reached])
         group = np.array(groups, dtype=object)
         opcode = np.array([i.opcode for i in program.instructions], dtype=object)
+        copy = opcode == "cp"  # reads global and writes shared memory
         load, store = (opcode == "ld") | (opcode == "ldu"), opcode == "st"
         branch = (opcode == "bra") | (opcode == "brx")
         issued = np.asarray(self._per_instruction(program.executed_in, self.block_warps))
         return {
-            "global_load_requests": np.where(load, self.global_requests, 0),
+            "global_load_requests": np.where(load | copy, self.global_requests, 0),
             "global_store_requests": np.where(store, self.global_requests, 0),
-            "global_load_sectors": np.where(load, self.sectors, 0),
+            "global_load_sectors": np.where(load | copy, self.sectors, 0),
             "global_store_sectors": np.where(store, self.sectors, 0),
             "shared_loads": np.where(load, self.shared_requests, 0),
-            "shared_stores": np.where(store, self.shared_requests, 0),
+            "shared_stores": np.where(store | copy, self.shared_requests, 0),
             "shared_load_wavefronts": np.where(load, self.wavefronts, 0),
-            "shared_store_wavefronts": np.where(store, self.wavefronts, 0),
+            "shared_store_wavefronts": np.where(store | copy, self.wavefronts, 0),
             "ffma_lanes": np.where(group == "ffma", on, 0),
             "fmul_lanes": np.where(group == "fmul", on, 0),
             "fadd_lanes": np.where(group == "fadd", on, 0),
@@ -162,7 +163,7 @@ class Counters:
         total = 0
         lanes = self.predicated_lanes()
         for i, access in self.program.access.items():
-            if access.space == "global" and access.operation in ("ld", "st"):
+            if access.space == "global" and access.operation in ("ld", "st", "cp"):
                 total += int(lanes[i]) * access.width * access.count
         return -(-total // 32)
 

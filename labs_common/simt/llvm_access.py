@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import llvm_layout as at
 from . import llvm_runtime as runtime
 from . import vector_math as vm
+from .errors import UnsupportedError
 from .llvm_code import FALSE, Base
 from .llvm_layout import CTX
 from .llvm_runtime import ACCESS_COUNTERS
@@ -55,6 +56,8 @@ class Accesses(Base):
         if access.operation in ("atom", "red"):
             self.atomic(row, access)
             return
+        if access.operation == "cp":
+            raise UnsupportedError(f"{self.instruction.name} is not simulated by this engine", self.line)
         address = self.address(access)
         span = access.width * access.count
         store = access.operation == "st"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .errors import UnsupportedError
-from .ops import operands, operation
+from .ops import copy_limit, operands, operation
 from .parse import (
     TYPE_BYTES,
     Address,
@@ -190,6 +190,7 @@ class Compiler:
         self.program, self.addresses, self.trace = program, addresses, trace
         self.namespace: dict[str, object] = {"np": np}
         self._constants: dict[tuple, str] = {}
+        self.copying = any(a.operation == "cp" for a in program.access.values())
         self.skipped = set(program.launch_constants)
         constant_registers = {r.index for i in self.skipped for r in writes(program.instructions[i])}
         self.skipped |= {
@@ -300,6 +301,13 @@ class Compiler:
             self.results(writer, i, instruction, targets, row.results, call)
         elif row.kind == "memory":
             self.memory(writer, i, instruction, row, targets, sources)
+        elif row.kind == "copy":
+            if instruction.modifiers == ("async", "commit_group"):
+                call = "commit(L)"
+            else:  # wait_all has no operand
+                call = f"wait(L, {row.constants[0] if row.constants else None})"
+            if self.copying:
+                writer.lines.append(f"    S.copies.{call}")
         elif row.kind == "warp":
             values = [writer.source(s, t, instruction) for s, t in zip(sources, row.sources, strict=True)]
             mode = instruction.modifiers
@@ -333,6 +341,9 @@ class Compiler:
         """Write a load, store or atomic."""
         access = self.program.access[i]
         address = writer.address(access.address, instruction)
+        if access.operation == "cp":
+            self.copy(writer, i, instruction, address)
+            return
         sources = [s for s in sources if not isinstance(s, Address)]
         hint = any("cache_hint" in m for m in instruction.modifiers)
         if hint:
@@ -352,6 +363,19 @@ class Compiler:
             self.results(writer, i, instruction, targets, row.results, call)
         else:
             writer.lines.append(f"    {call}")
+
+    def copy(self, writer, i, instruction, address: str) -> None:
+        """Write a cp.async."""
+        target = writer.address(self.program.access[i].destination, instruction)
+        call = f"S.copies.start(L, {i}, {target}, {address}"
+        limit = copy_limit(instruction)
+        if limit is not None:
+            value = writer.source(*limit, instruction)
+            if limit[1] == "pred":
+                span = 4 * self.program.access[i].count
+                value = f"np.where({value}, np.uint32(0), np.uint32({span}))"
+            call += f", {value}"
+        writer.lines.append(f"    {call})")
 
 
 _ATOMIC_NAMES = ("add", "min", "max", "and", "or", "xor", "inc", "dec", "exch", "cas")

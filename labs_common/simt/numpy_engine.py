@@ -20,6 +20,7 @@ from .errors import BudgetError, Dim3, Fault, Finding, TrapError
 from .launch import Launch, Result
 from .memory import WINDOW, AddressSpace
 from .numpy_codegen import Code, Compiler, constant
+from .numpy_copies import Copies
 from .numpy_memory import Memory
 from .ops import operands, operation
 from .parse import Immediate, Register, Special, Symbol, bits_of
@@ -185,6 +186,8 @@ class Batch:
         self.lanes = Lanes(self, None)
         self.multi_warp = warps > 1
         self.memory = Memory(self)
+        copying = any(a.operation == "cp" for a in self.program.access.values())
+        self.copies = Copies(self) if copying else None
         self.races = Races(self) if "racecheck" in self.launch.checks else None
         self.load, self.store, self.atomic = self.memory.load, self.memory.store, self.memory.atomic
         self.exited = np.zeros(n, bool)
@@ -276,7 +279,6 @@ class Batch:
             top.R[register] = value
         self.group = top
         code, counters, budget = self.code, self.counters, self.launch.budget
-        deadline = self.engine.deadline
         while True:
             group = self.group
             here = code[group.pc]
@@ -295,8 +297,6 @@ class Batch:
             self.executed += here.length
             if self.executed > budget:
                 self.over_budget(here)
-            if time.perf_counter() > deadline:
-                raise _OutOfTime
             value = here.function(group.R, self, group.lanes)
             kind = block.kind
             if kind == "fall":
@@ -897,8 +897,6 @@ class NumpyEngine:
         self.noted: set[tuple] = set()
         self.output = io.StringIO()
         self.dropped = 0
-        self.deadline = float("inf")
-        self.journal: list[tuple] | None = None  # (view, index, old values) of stores to global memory
 
     def print(self, text: str) -> None:
         """Keep what printf printed, up to OUTPUT_LIMIT characters."""
@@ -942,28 +940,6 @@ def run(launch: Launch, space: AddressSpace, addresses: dict[str, int]) -> Resul
     runs), Fault, BudgetError.
     """
     return NumpyEngine(launch, space, addresses).run()
-
-
-class _OutOfTime(Exception):
-    """The sample has taken as long as it may."""
-
-
-def sample(
-    launch: Launch, space: AddressSpace, addresses: dict[str, int], seconds: float
-) -> tuple[Counters, bool]:
-    """Run the launch's blocks for at most some seconds, put memory back: (counters, whether it finished)."""
-    engine = NumpyEngine(launch, space, addresses)
-    engine.deadline = time.perf_counter() + seconds
-    engine.journal = []
-    try:
-        engine.run()
-        finished = True
-    except _OutOfTime:
-        finished = False
-    finally:
-        for view, index, old in reversed(engine.journal):
-            view[index] = old
-    return engine.counters, finished
 
 
 def trace_warp(

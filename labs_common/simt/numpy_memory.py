@@ -122,6 +122,8 @@ class Memory:
         index = self.index(lanes, i, access, space, address, span, "read")
         if space == "shared":
             self.count_wavefronts(lanes, i, address, span)
+            if self.batch.copies is not None:
+                self.batch.copies.read(lanes, i, index, span)
             if self.initcheck:
                 marks = self.gather(self.shared_written, index, 0, dtype, access.count)
                 self.need_written(lanes, i, access, address, marks)
@@ -152,8 +154,6 @@ class Memory:
                         0,
                         "the memory is read-only",
                     )
-                if self.batch.engine.journal is not None:
-                    self.remember(allocation.typed(dtype), offset // access.width, access.count)
                 self.scatter(allocation.typed(dtype), offset, access.width, part)
                 if allocation.written is not None:
                     self.mark(allocation.typed(dtype, True), offset, access.width, access.count)
@@ -163,6 +163,8 @@ class Memory:
         index = self.index(lanes, i, access, space, address, span, "write")
         if space == "shared":
             self.count_wavefronts(lanes, i, address, span)
+            if self.batch.copies is not None:
+                self.batch.copies.overwritten(index, span)
             if self.initcheck:
                 self.mark(self.view("written", dtype), index, access.width, access.count)
             if self.batch.races is not None:
@@ -205,11 +207,6 @@ class Memory:
         first = offset // width
         for k in range(count):
             bits[first + k] = everything
-
-    def remember(self, view: np.ndarray, first: np.ndarray, count: int) -> None:
-        """Keep what a store is about to overwrite."""
-        for k in range(count):
-            self.batch.engine.journal.append((view, first + k, view[first + k].copy()))
 
     # ---- bounds
 
@@ -383,8 +380,6 @@ class Memory:
                     self.count_sectors(inside, i, allocation, offset, True, requests=False)
                     allocation.sectors(False)[offset >> 5] = 1
                     self.check_written(inside, i, allocation, offset, dtype, 1)
-                    if self.batch.engine.journal is not None:
-                        self.remember(allocation.typed(dtype), np.unique(offset // access.width), 1)
                     self._combine(allocation.typed(dtype), offset, how, access, values, old, positions, inner)
                     if allocation.written is not None:
                         self.mark(allocation.typed(dtype, True), offset, access.width, 1)
@@ -392,6 +387,9 @@ class Memory:
                 index = self.index(sub, i, access, space, at, access.width, "atomic")
                 if space == "shared":
                     self.count_wavefronts(sub, i, at, access.width)
+                    if self.batch.copies is not None:
+                        self.batch.copies.read(sub, i, index, access.width)
+                        self.batch.copies.overwritten(index, access.width)
                     if self.initcheck:
                         self.need_written(
                             sub, i, access, at, [self.view("written", dtype)[index // access.width]]

@@ -20,7 +20,7 @@ import numpy as np
 from . import vector_math as vm
 from .errors import UnsupportedError
 from .memory import WINDOW, in_space
-from .parse import TYPE_BYTES, Immediate, Instruction, Pair, Vector
+from .parse import TYPE_BYTES, Address, Immediate, Instruction, Negated, Pair, Register, Vector
 from .program import has_result
 from .vector_math import DTYPES
 
@@ -29,7 +29,8 @@ from .vector_math import DTYPES
 class Operation:
     """One row. results and sources are PTX scalar types, in operand order with vectors and pairs flattened.
 
-    kind: "alu", "memory", "warp", "barrier", "control" or "other". group: the class of the instruction mix.
+    kind: "alu", "memory", "warp", "barrier", "copy" (groups of asynchronous copies), "control" or "other".
+    group: the class of the instruction mix.
     constants: values of immediate operands that are part of the row (the table of lop3).
     """
 
@@ -853,6 +854,45 @@ def _memory(opcode: str, mods, instruction) -> Operation | None:
     return Operation(name, "memory", "atomic", (type_,) if opcode == "atom" else (), sources, constants=())
 
 
+def _copy(opcode: str, mods, instruction) -> Operation | None:
+    """cp.async from global to shared memory, and what commits and awaits it. Bulk copies have no row."""
+    name = ".".join((opcode, *mods))
+    if mods[:1] != ("async",):
+        return None
+    count = len(instruction.operands) if instruction is not None else 0
+    if mods[1:] in (("commit_group",), ("wait_all",)):
+        return Operation(name, "copy", "copy") if count == 0 else None
+    if mods[1:] == ("wait_group",):
+        least = instruction.operands[0] if count == 1 else None
+        good = isinstance(least, Immediate) and least.value >= 0
+        return Operation(name, "copy", "copy", constants=(least.value,)) if good else None
+    rest = [m for m in mods[1:] if m not in _HINTS or m == "shared::cta"]
+    if len(rest) != 3 or rest[0] not in ("ca", "cg") or rest[2] != "global":
+        return None
+    if rest[1] not in ("shared", "shared::cta") or instruction is None:
+        return None
+    hint = any("cache_hint" in m for m in mods)
+    addresses = [isinstance(o, Address) for o in instruction.operands[:2]]
+    if addresses != [True, True] or not 3 <= count - hint <= 4:
+        return None
+    size = instruction.operands[2]
+    if not isinstance(size, Immediate) or size.value not in ((16,) if rest[0] == "cg" else (4, 8, 16)):
+        return None
+    return Operation(name, "memory", "copy", constants=(size.value,))
+
+
+def copy_limit(instruction: Instruction) -> tuple[object, str] | None:
+    """What limits the bytes that a cp.async reads: (operand, "u32": how many; "pred": none where true)."""
+    extra = instruction.operands[3:]
+    if any("cache_hint" in m for m in instruction.modifiers):
+        extra = extra[:-1]
+    if not extra:
+        return None
+    operand = extra[0].register if isinstance(extra[0], Negated) else extra[0]
+    is_predicate = isinstance(operand, Register) and operand.type == "pred"
+    return extra[0], "pred" if is_predicate else "u32"
+
+
 def _warp(opcode: str, mods, instruction) -> Operation | None:
     name = ".".join((opcode, *mods))
     if opcode == "shfl":
@@ -955,6 +995,7 @@ _FAMILIES: dict[str, Callable] = {
         "isspacep": _isspacep,
     },
     **dict.fromkeys(("ld", "ldu", "st", "atom", "red"), _memory),
+    "cp": _copy,
     **dict.fromkeys(("shfl", "vote", "match", "redux", "activemask", "elect"), _warp),
     **dict.fromkeys(("bar", "barrier"), _barrier),
     **dict.fromkeys(("bra", "brx", "ret", "exit", "call", "trap"), _control),
@@ -973,6 +1014,8 @@ def _shape(instruction: Instruction) -> tuple:
         return (*key, *(len(o.elements) if isinstance(o, Vector) else 0 for o in (first, second)))
     if instruction.opcode == "lop3" and len(instruction.operands) == 5:
         return (*key, instruction.operands[4])
+    if instruction.opcode == "cp":
+        return (*key, *(o for o in instruction.operands if isinstance(o, Immediate)))
     return key
 
 

@@ -81,10 +81,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Access:
-    """The memory operand of a ld, st, atom or red. space "generic" needs a look at each address.
+    """The memory operand of a ld, st, atom, red or cp.async. space "generic" needs a look at each address.
 
     width is the bytes of one element, count the vector length; counted is False for parameters of inlined
     calls (space "local" then). static is a byte offset within the space where no register is involved.
+    destination is the shared address that a cp.async writes to; the rest is about what it reads.
     """
 
     space: str
@@ -95,6 +96,7 @@ class Access:
     address: Address
     static: int | None
     counted: bool
+    destination: Address | None = None
 
 
 @dataclass
@@ -625,9 +627,7 @@ def _split(instructions: list[Instruction]) -> tuple[list[Block], list[int], lis
     return blocks, executed, charged
 
 
-def liveness(
-    program: Program, resolve: Callable[[Register], Register | None]
-) -> tuple[list[int], list[int]]:
+def liveness(program: Program, resolve: Callable[[Register], Register | None]) -> tuple[list[int], list[int]]:
     """Live registers at the start and end of each block, as bit sets; resolve gives what is read instead."""
     used, defined = [], []
     for block in program.blocks:
@@ -662,8 +662,31 @@ def liveness(
 _MEMORY_OPCODES = ("ld", "ldu", "st", "atom", "red")
 
 
+def starts_copy(instruction: Instruction) -> bool:
+    """Whether the instruction is a cp.async of 4, 8 or 16 bytes a thread."""
+    mods = instruction.modifiers
+    return instruction.opcode == "cp" and mods[:1] == ("async",) and mods[1:2] in (("ca",), ("cg",))
+
+
+def awaits_copies(instruction: Instruction) -> bool:
+    """Whether the instruction is a cp.async.wait_group or wait_all."""
+    return instruction.opcode == "cp" and instruction.modifiers[1:] in (("wait_group",), ("wait_all",))
+
+
+def _copy_access(program: Program, instruction: Instruction) -> Access:
+    target, source, size = (*instruction.operands, None, None, None)[:3]
+    if not (isinstance(target, Address) and isinstance(source, Address) and isinstance(size, Immediate)):
+        raise PtxError(f"{instruction.name} needs two addresses and a size", instruction.line)
+    for address, spaces in ((target, ("shared",)), (source, ("global", "const"))):
+        if isinstance(address.base, Symbol) and program.space_of(address.base) not in spaces:
+            raise PtxError(f"{instruction.name} of the variable {address.base.name}", instruction.line)
+    return Access("global", "cp", "b32", 4, max(size.value // 4, 1), source, None, True, target)
+
+
 def _accesses(program: Program) -> None:
     for i, instruction in enumerate(program.instructions):
+        if starts_copy(instruction):
+            program.access[i] = _copy_access(program, instruction)
         if instruction.opcode not in _MEMORY_OPCODES:
             continue
         address = next((o for o in instruction.operands if isinstance(o, Address)), None)
