@@ -1,7 +1,9 @@
 """The repository holds together: make, README, registry, licence, and nothing private in any file."""
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,3 +129,31 @@ def test_text_files_end_with_one_newline_and_have_no_trailing_blanks():
             bad.append(str(path.relative_to(ROOT)))
 
     assert bad == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "ci", "status", "words"),
+    [
+        ("gpu: none here", "true", 0, "skipped: gpu 1, browser 0, triton 0"),
+        ("triton: not installed", "true", 0, "skipped: gpu 0, browser 0, triton 1"),
+        ("too hard", "true", 1, "not allowed in CI, skipped because: too hard"),
+        ("too hard", "", 0, "skipped: gpu 0, browser 0, triton 0, too hard 1"),
+    ],
+)
+def test_skips_are_counted_by_kind_and_others_fail_in_ci(tmp_path, reason, ci, status, words):
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n\ndef test_good():\n    pass\n\n"
+        f"@pytest.mark.skip(reason={reason!r})\ndef test_it():\n    pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "CI": ci},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == status, done.stdout
+    assert words in done.stdout
