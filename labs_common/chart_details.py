@@ -213,7 +213,9 @@ def simulated_against_measured(frame: Metrics, metrics: Sequence[str] = COUNTED)
     absent = table[table["reason"] != ""]
     sources = ", ".join(sorted({f"{display_name(r.gpu)} ({r.source})" for r in table.itertuples()}))
     lacking = sorted({f"{names.label(r.metric)} ({r.reason})" for r in absent.itertuples()})
-    note = f"Simulated counts against {sources}." + (" Absent: " + "; ".join(lacking) if lacking else "")
+    note = f"Simulated: PTX instructions, before ptxas joins or splits them. Measured: {sources}." + (
+        " Absent: " + "; ".join(lacking) if lacking else ""
+    )
     chart.supxlabel(note, fontsize=7.5, color=GREY, x=0.01, ha="left", wrap=True)
     chart.description = "Measured over simulated: " + "; ".join(spoken) + ". " + note
     return chart

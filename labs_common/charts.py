@@ -96,6 +96,7 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
     """One panel of `stage_progression`; gives its figures in words."""
     width, turn = 0.8 / len(drawn), 0 if len(drawn) == 1 else 90
     unit, spoken = "", []
+    labels: list[tuple[float, str]] = []
     totals = (
         stage_totals(select(frame, metric=[metric, names.TIME]))
         if is_additive(metric, "")
@@ -125,12 +126,14 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
                     text, top = f"{text} of {number(limit)}", max(limit, height)
             if sum(s == stage for s, _ in kernels) > 1 and (k == 0 or kernels[k - 1][0] != stage):
                 total = value(totals, metric, stage=stage, **group.where)
-                text += f" (stage {number(total / factor)})" if total == total else ""
+                between = " (stage {})" if turn else "\nstage {}"
+                text += between.format(number(total / factor)) if total == total else ""
+            labels.append((top, text))
             axes.annotate(
                 text, (place, top), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=7,
                 rotation=turn,
             )  # fmt: skip
-            spoken.append(f"{who}: {text} {unit}".rstrip())
+            spoken.append(f"{who}: {text.replace(chr(10), ', ')} {unit}".rstrip())
     label = names.label(metric) + (", line: theoretical" if metric == names.ACHIEVED_OCCUPANCY else "")
     logarithmic = metric in _LOG_PANELS and bool(axes.patches)
     axes.set_title(", ".join(filter(None, (label, unit, "logarithmic" if logarithmic else ""))))
@@ -138,19 +141,41 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
     axes.grid(axis="x", visible=False)
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(kernels) - 0.4)
-    _scale(axes, unit, logarithmic, room=0.18 if turn == 0 else 0.4)
+    _scale(axes, unit, logarithmic, labels, turned=turn != 0)
     return f"{label}: " + "; ".join(spoken) + "."
 
 
-def _scale(axes: Axes, unit: str, logarithmic: bool, room: float) -> None:
-    """The axis of values, with room above the bars for their labels, as a share of the height."""
+PANEL_POINTS = 130.0  # height of a panel of `stage_progression`, roughly
+CHARACTER_POINTS, LINE_POINTS = 3.6, 9.0  # of a bar's label
+
+
+def _scale(axes: Axes, unit: str, logarithmic: bool, labels: list[tuple[float, str]], turned: bool) -> None:
+    """The axis of values, with room above the bars for their labels.
+
+    Args:
+        axes, unit: of the panel.
+        logarithmic: whether the axis is.
+        labels: where each stands on, and its text.
+        turned: whether they run upwards.
+    """
+    if not labels:
+        return
+    shares = []
+    for _, text in labels:
+        lines = text.split("\n")
+        points = CHARACTER_POINTS * max(map(len, lines)) if turned else LINE_POINTS * len(lines)
+        shares.append(min(0.8, (points + 6) / PANEL_POINTS))
+    tops = [top for top, _ in labels]
     if logarithmic:
         axes.set_yscale("log")
-        bottom, top = axes.get_ylim()
-        axes.set_ylim(bottom / 2, top * (top / bottom) ** room)
+        bottom = axes.get_ylim()[0] / 2
+        top = max(bottom * (t / bottom) ** (1 / (1 - share)) for t, share in zip(tops, shares, strict=True))
+        axes.set_ylim(bottom, top)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: number(tick)))
-    elif unit == "%":
-        axes.set_ylim(0, 100 * (1 + room))
+        return
+    top = max(t / (1 - share) for t, share in zip(tops, shares, strict=True))
+    if unit == "%":
+        axes.set_ylim(0, max(118, top))
         axes.set_yticks(range(0, 101, 25))
-    elif axes.patches:
-        axes.set_ylim(0, axes.get_ylim()[1] * (1 + room))
+    else:
+        axes.set_ylim(0, top or 1)

@@ -19,7 +19,7 @@ import pandas as pd
 from labs_common.metric_names import NAMES, canonical
 from labs_common.metrics import COLUMNS, Metrics, load_csv
 from labs_common.ncu_csv import is_header, read_csv
-from labs_common.ncu_report_file import LINE_METRICS, LINE_PREFIXES, read_report_file
+from labs_common.ncu_report_file import LINE_METRICS, LINE_PREFIXES, read_report_file, report_sources
 from labs_common.ncu_rows import (
     CONVERT,
     Context,
@@ -38,6 +38,7 @@ __all__ = [
     "log_problem",
     "read_parts",
     "read_profile",
+    "read_sources",
 ]
 
 LARGEST = 512 * 1024**2  # bytes of a decompressed report
@@ -150,6 +151,27 @@ def read_parts(
     if data.startswith(_REPORT):
         return Profile(*read_report_file(path, context, wanted, lines))
     return _of_text(path, _decoded(path, data), context, wanted)
+
+
+def read_sources(path: Path | str) -> dict[str, str]:
+    """The source files that a report file carries, as they were profiled: text by file name.
+
+    Lines of a profile are lines of these, which today's files may no longer be.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ProfileError: no .ncu-rep or .ncu-rep.xz, or one that cannot be loaded.
+    """
+    path = Path(path)
+    data = path.read_bytes()
+    if data.startswith(_XZ):
+        data = _decompressed(path, data)
+    if not data.startswith(_REPORT):
+        raise ProfileError(f"{path} is no report file: only .ncu-rep carries sources")
+    with tempfile.TemporaryDirectory() as folder:
+        plain = Path(folder) / "profile.ncu-rep"
+        plain.write_bytes(data)
+        return report_sources(plain)
 
 
 def compact() -> list[str]:

@@ -53,6 +53,40 @@ def read_report_file(
     Raises:
         ProfileError: ncu-report is missing or cannot load this file.
     """
+    actions = _actions(path)
+    kernels = short_names(_full_name(action) for action in actions)
+    rows: list[dict[str, Any]] = []
+    rules: list[dict[str, object]] = []
+    for launch, action in enumerate(actions):
+        kernel = context.kernel or kernels[_full_name(action)]
+        common = {
+            "launch": launch,
+            "kernel": kernel,
+            "stage": context.stage or stage_of(kernel),
+            "gpu": context.gpu or gpu_id(_text(action, "device__attribute_display_name")),
+        }
+        rows += ({**common, **row} for row in _kernel_rows(action, wanted))
+        if lines:
+            rows += ({**common, **row} for row in _line_rows(action, wanted))
+        rules += ({"kernel": kernel, "launch": launch, **rule} for rule in _rules(action))
+    return build(rows, source=context.source, tool="ncu", problem=context.problem), rules_frame(rules)
+
+
+def report_sources(path: Path) -> dict[str, str]:
+    """Source files that a report carries, by name; those of the lab without their folder.
+
+    Raises:
+        ProfileError: as of `read_report_file`.
+    """
+    found: dict[str, str] = {}
+    for action in _actions(path):
+        files = action.source_files()
+        found |= {_short(name): files[name] for name in files if files[name]}
+    return found
+
+
+def _actions(path: Path) -> list[Any]:
+    """The profiled kernels of a report."""
     try:
         import ncu_report
     except ImportError as error:
@@ -70,22 +104,7 @@ def read_report_file(
         ) from error
     if not actions:
         raise ProfileError(f"{path} holds no profiled kernel")
-    kernels = short_names(_full_name(action) for action in actions)
-    rows: list[dict[str, Any]] = []
-    rules: list[dict[str, object]] = []
-    for launch, action in enumerate(actions):
-        kernel = context.kernel or kernels[_full_name(action)]
-        common = {
-            "launch": launch,
-            "kernel": kernel,
-            "stage": context.stage or stage_of(kernel),
-            "gpu": context.gpu or gpu_id(_text(action, "device__attribute_display_name")),
-        }
-        rows += ({**common, **row} for row in _kernel_rows(action, wanted))
-        if lines:
-            rows += ({**common, **row} for row in _line_rows(action, wanted))
-        rules += ({"kernel": kernel, "launch": launch, **rule} for rule in _rules(action))
-    return build(rows, source=context.source, tool="ncu", problem=context.problem), rules_frame(rules)
+    return actions
 
 
 def _full_name(action: Any) -> str:

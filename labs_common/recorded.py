@@ -6,6 +6,7 @@ A GPU's folder ``data/recorded/<gpu>/`` holds, for every stage and problem,
 - ``<stage>/<problem>.csv``: the figures of each kernel that `ncu.compact` names, as Metrics. Figures of
   source lines are read from the report (`recorded_lines`);
 - ``events/<problem>.csv``: times of whole calls by events, and the read ceiling of the same run;
+- other folders: studies with tables and a provenance of their own;
 - ``provenance.json`` in the GPU's folder and in ``events/``: GPU, driver, toolkit, command, date, problems in
   full, and under ``kernels_ptx_sha256`` a hash of each stage's PTX (`provenance.ptx_hash`).
 
@@ -20,10 +21,10 @@ from typing import Any
 
 from labs_common.compiler import compiler_version
 from labs_common.metrics import Metrics, concat, load_csv, select
-from labs_common.ncu import read_profile
+from labs_common.ncu import read_profile, read_sources
 from labs_common.problem import PRESETS, Problem
 from labs_common.provenance import kernel_hash
-from labs_common.stages import find_stage
+from labs_common.stages import STAGES, find_stage
 
 # What a set holds: the presets in fp32, and two shapes small enough for a test to simulate whole.
 PROBLEMS: dict[str, Problem] = {
@@ -51,11 +52,11 @@ def recorded_metrics(folder: Path = RECORDED, **where: Any) -> Metrics:
         MetricsError: an unknown column, or a damaged file.
     """
     stages, problems = (_listed(where.get(column)) for column in ("stage", "problem"))
+    folders = {*({stage.id for stage in STAGES} if stages is None else stages), "events"}
     paths = [
         path
         for path in sorted(folder.glob("*/*/*.csv"))
-        if (problems is None or path.stem in problems)
-        and (stages is None or path.parent.name in {*stages, "events"})
+        if path.parent.name in folders and (problems is None or path.stem in problems)
     ]
     table = concat(load_csv(path) for path in paths)
     table["source"] = table["source"].replace("measured", "recorded")  # there and then, not here
@@ -86,6 +87,21 @@ def recorded_lines(stage: str, problem: str, gpu: str = "h200", folder: Path = R
         ProfileError: the report cannot be read.
     """
     stage = find_stage(stage).id
+    report = _report(stage, problem, gpu, folder)
+    table = read_profile(report, source="recorded", gpu=gpu, stage=stage, problem=problem)
+    return table[table["line"].notna() & (table["value"] != 0)].reset_index(drop=True)
+
+
+def recorded_sources(stage: str, problem: str, gpu: str = "h200", folder: Path = RECORDED) -> dict[str, str]:
+    """The source files that a recorded profile is of, text by file name: its lines are lines of these.
+
+    Raises:
+        FileNotFoundError, ProfileError: as of `recorded_lines`.
+    """
+    return read_sources(_report(find_stage(stage).id, problem, gpu, folder))
+
+
+def _report(stage: str, problem: str, gpu: str, folder: Path) -> Path:
     report = folder / gpu / stage / f"{problem}{REPORT_SUFFIX}"
     if not report.exists():
         there = [f"{of} {name}" for where, of, name in recorded_reports(folder) if where == gpu]
@@ -93,8 +109,7 @@ def recorded_lines(stage: str, problem: str, gpu: str = "h200", folder: Path = R
             f"no profile of {stage} on problem {problem!r} is recorded for {gpu}; there are: "
             + (", ".join(there) or "none")
         )
-    table = read_profile(report, source="recorded", gpu=gpu, stage=stage, problem=problem)
-    return table[table["line"].notna() & (table["value"] != 0)].reset_index(drop=True)
+    return report
 
 
 def changed_kernels(gpu_folder: Path) -> list[str]:

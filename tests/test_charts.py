@@ -14,6 +14,7 @@ from labs_common import charts, derive, metrics
 from labs_common import metric_names as names
 from labs_common.gpus import GPUS
 from labs_common.occupancy import occupancy_metrics
+from labs_common.recorded import recorded_lines, recorded_metrics, recorded_sources
 from labs_common.reported import reported_metrics
 
 KERNELS = Path(__file__).parent.parent / "kernels"
@@ -82,11 +83,33 @@ def every_chart():
     yield "occupancy, shared", charts.occupancy_curve(third, "shared")
     yield "simulated", charts.simulated_against_measured(metrics.concat([recorded, counted]))
     yield "lines", charts.source_lines(lines, source, by_line)
+    yield from recorded_charts()
+
+
+def recorded_charts():
+    """The same charts of what was measured on a real GPU, with its long numbers and small shares."""
+    every = recorded_metrics(tool="ncu", stage=list(STAGES))
+    seed = derive.with_derived(metrics.select(every, problem="seed"))
+    ceilings = derive.ceilings_of(recorded_metrics(tool="events"), "h200", "seed")
+    lines = metrics.select(recorded_lines("03", "seed"), file="03_gqa_reuse.cu")
+    by_line = ["inst_executed", "smsp__pcsamp_sample_count", "memory_l2_theoretical_sectors_global"]
+    yield "H200", charts.stage_progression(seed)
+    yield "H200 and document", charts.stage_progression(metrics.concat([reported_metrics(), seed]))
+    problems = ["ragged", "seed", "long-float32"]
+    yield "H200, three problems", charts.stage_progression(metrics.select(every, problem=problems))
+    yield "H200 roofline", charts.roofline(metrics.concat([seed, ceilings]))
+    yield "H200 stalls", charts.stall_reasons(seed)
+    yield "H200 memory", charts.memory_table(seed)
+    yield "H200 occupancy", charts.occupancy_curve(metrics.select(seed, stage="03_gqa_reuse"))
+    source = recorded_sources("03", "seed")["03_gqa_reuse.cu"]
+    yield "H200 lines", charts.source_lines(lines, source, by_line)
 
 
 CHARTS = [
     *("progression", "two GPUs", "roofline", "stalls", "memory"),
     *("occupancy, block", "occupancy, shared", "simulated", "lines"),
+    *("H200", "H200 and document", "H200, three problems", "H200 roofline"),
+    *("H200 stalls", "H200 memory", "H200 occupancy", "H200 lines"),
 ]
 
 
@@ -176,7 +199,7 @@ def test_a_stage_of_two_kernels_is_never_one_percentage():
     panels = {axes.get_title(loc="left").split(",")[0]: axes for axes in chart.axes}
 
     assert bars(panels["DRAM throughput"]) == [73.41, 85.68]
-    assert "3.92 (stage 3.94)" in [t.get_text() for t in panels["Time"].texts]
+    assert "3.92\nstage 3.94" in [t.get_text() for t in panels["Time"].texts]
     assert not any("stage" in t.get_text() for t in panels["DRAM throughput"].texts)
 
 

@@ -135,10 +135,10 @@ def test_a_failed_run_says_why_and_what_to_do(name, error, message):
 
 
 def test_other_errors_are_quoted():
-    problem = ncu.log_problem("==PROF== Connected\n==ERROR== Driver resource was unavailable.\n")
+    problem = ncu.log_problem("==PROF== Connected\n==ERROR== Failed to open the report file.\n")
 
-    assert "Driver resource was unavailable." in str(problem)
-    assert ncu.log_problem("==PROF== Connected to process 1 (x)\n") is None
+    assert "Failed to open the report file." in str(problem)
+    assert ncu.log_problem("==PROF== Disconnected") is None
 
 
 # The raw page and summaries

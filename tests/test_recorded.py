@@ -11,7 +11,14 @@ from labs_common import metric_names as names
 from labs_common import metrics, ncu
 from labs_common.compiler import compiler_version
 from labs_common.provenance import kernel_hash, ptx_hash
-from labs_common.recorded import PROBLEMS, RECORDED, changed_kernels, recorded_lines, recorded_metrics
+from labs_common.recorded import (
+    PROBLEMS,
+    RECORDED,
+    changed_kernels,
+    recorded_lines,
+    recorded_metrics,
+    recorded_sources,
+)
 from labs_common.source import Source
 from labs_common.stages import STAGES, find_stage
 
@@ -34,9 +41,10 @@ BY_HAND = {
         names.TIME: (3_424, "nsecond"),
         names.REGISTERS: (32, "register/thread"),
     },
-    ("01_cooperative/long-float32", "paged_attention_cooperative"): {
-        names.TIME: (63_844_640, "nsecond"),
-        "smsp__inst_executed_op_barrier.sum": (38_400_000, "inst"),
+    ("02_vectorized/long-float32", "paged_attention_vectorized"): {
+        names.TIME: (76_984_672, "nsecond"),
+        names.REGISTERS: (48, "register/thread"),
+        "smsp__inst_executed_op_barrier.sum": (0, "inst"),
     },
 }
 
@@ -239,6 +247,19 @@ def test_lines_of_a_recorded_profile():
     )
     with pytest.raises(FileNotFoundError, match=r"03_gqa_reuse on problem 'tiny' is .*: 00_baseline grouped"):
         recorded_lines("03", "tiny")
+
+
+def test_a_report_carries_the_source_that_its_lines_are_of():
+    sources = recorded_sources("03", "ragged")
+    lines = recorded_lines("03", "ragged")
+
+    assert set(sources) == {"03_gqa_reuse.cu", "paged_attention.cuh"} >= set(lines["file"])
+    code = sources["03_gqa_reuse.cu"].splitlines()
+    loads = metrics.select(lines, file="03_gqa_reuse.cu", metric="memory_l2_theoretical_sectors_global")
+    most = loads.sort_values("value").tail(2)["line"]
+    assert all("_shared[" in code[line - 1] and "_cache" in code[line - 1] for line in most)
+    with pytest.raises(ncu.ProfileError, match=r"only \.ncu-rep carries sources"):
+        ncu.read_sources(RECORDED / "h200" / "03_gqa_reuse" / "ragged.csv")
 
 
 def test_what_was_measured_there_is_recorded_here(tmp_path):
