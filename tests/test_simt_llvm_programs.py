@@ -14,6 +14,7 @@ import pytest
 import simt_helpers
 import test_simt_faults
 import test_simt_programs
+from simt_helpers import kernel_text, store_result
 from test_simt_faults import *  # noqa: F403 - collected here again
 from test_simt_programs import *  # noqa: F403
 
@@ -65,3 +66,31 @@ def both_engines(monkeypatch):
         monkeypatch.setattr(module, "run", run_both)
     monkeypatch.setitem(xp.RawModule.__init__.__kwdefaults__, "engine", "llvm")
     monkeypatch.setattr(xp, "SPACE", xp.SPACE)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "said"), [("ret;", "names exited lane 16"), ("bra BARRIER;", "never arrive")]
+)
+def test_lanes_named_by_a_shuffle_that_end_elsewhere(meanwhile, said):
+    # lanes 16-31 pass the shuffle by: they exit, or wait for the others at a barrier
+    body = (
+        f"setp.lt.u32 %p0, %r0, 16;\n@%p0 bra MEET;\n{meanwhile}\nMEET:\n"
+        "shfl.sync.bfly.b32 %r6, %r0, 4, 31, -1;\nBARRIER:\nbar.sync 0;\nret;"
+    )
+
+    with pytest.raises(Fault, match=said):
+        run_both(kernel_text(body), np.zeros(1, np.uint32), block=64)
+
+
+def test_warp_barriers_meet_at_several_places():
+    # two arms of a branch, each with a bar.warp.sync of its own that names all lanes
+    body = (
+        "and.b32 %r5, %r0, 3;\nsetp.eq.u32 %p0, %r5, 0;\n@%p0 bra LEFT;\nbar.warp.sync -1;\n"
+        "mov.u32 %r6, 5;\nbra DONE;\nLEFT:\nbar.warp.sync -1;\nmov.u32 %r6, 9;\nDONE:\n"
+        + store_result("%r6", "u32", 4)
+    )
+
+    (out,), result = run_both(kernel_text(body), np.zeros(96, np.uint32), block=96)
+
+    assert out.tolist() == [9 if t % 4 == 0 else 5 for t in range(96)]
+    assert result.findings == []

@@ -12,6 +12,7 @@ import numpy as np
 
 from . import llvm_layout as at
 from .errors import Fault, Finding
+from .llvm_faults import exited_message
 from .llvm_layout import CTX
 
 if TYPE_CHECKING:
@@ -140,12 +141,18 @@ class Stalled:
         warp = here[0] // 32
         here = here[here // 32 == warp]
         i = self.program.blocks[place].start
-        missing = int(self.count[here[0]]) & 0xFFFFFFFF & ~sum(1 << int(k % 32) for k in here)
-        names = ", ".join(str(k) for k in range(32) if missing >> k & 1)
+        masks = [int(m) & 0xFFFFFFFF for m in self.count[here]]
+        alive = int(self.worker.words(int(warp), at.WARP_ALIVE, 1)[0]) & 0xFFFFFFFF
+        exited = [k for k, mask in enumerate(masks) if mask & ~alive]
+        if exited and self.program.instructions[i].opcode != "bar":
+            thread, message = here[exited[0]], exited_message(self.worker, int(warp), masks[exited[0]])
+        else:
+            missing = masks[0] & ~sum(1 << int(k % 32) for k in here)
+            names = ", ".join(str(k) for k in range(32) if missing >> k & 1)
+            thread, message = here[0], f"lanes {names} of the mask never arrive"
         file, line = self.program.instructions[i].source or ("", 0)
         raise Fault(Finding("synccheck", "Barrier error detected. Invalid arguments", file, line,
-                            *self.worker.where(int(here[0])), None,
-                            f"{self.name(i)}: lanes {names} of the mask never arrive"))  # fmt: skip
+                            *self.worker.where(int(thread)), None, f"{self.name(i)}: {message}"))  # fmt: skip
 
     def name(self, instruction: int) -> str:
         """An instruction's name in the PTX."""

@@ -43,25 +43,30 @@ def finding_of(worker: Worker) -> Finding:
         limit = len(program.blocks[program.executed_in[instruction]].targets)
         return Finding("memcheck", "Invalid branch", file, line, block, index, None,
                        f"index {address & 0xFFFFFFFF} of brx.idx is beyond its {limit} targets")  # fmt: skip
+    warp = worker.field("fault_warp")
     mask = extra & 0xFFFFFFFF
+    if kind == at.MASK_ABSENT:
+        mask = int(worker.words(warp, at.WARP_COUNT, 32)[lane]) & 0xFFFFFFFF
     if kind == at.NOT_IN_MASK:
         message = f"mask {mask:#010x} does not name the executing lane {lane}"
-    elif kind == at.MASK_EXITED:
-        warp = worker.field("fault_warp")
-        alive = int(worker.words(warp, at.WARP_ALIVE, 1)[0]) & 0xFFFFFFFF
-        gone = mask & ~alive
-        named = (gone & -gone).bit_length() - 1
-        state = "exited" if 32 * warp + named < worker.threads else "absent"
-        message = f"mask {mask:#010x} names {state} lane {named}"
-    else:
-        warp = worker.field("fault_warp")
-        named = int(worker.words(warp, at.WARP_COUNT, 32)[lane]) & 0xFFFFFFFF
-        missing = named & ~(address & 0xFFFFFFFF)
+    elif kind == at.MASK_ABSENT and address:
+        missing = mask & ~(address & 0xFFFFFFFF)
         names = ", ".join(str(k) for k in range(32) if missing >> k & 1)
         message = f"lanes {names} of the mask never arrive"
+    else:
+        message = exited_message(worker, warp, mask)
     name = program.instructions[instruction].name
     return Finding("synccheck", "Barrier error detected. Invalid arguments", file, line, block, index, None,
                    f"{name}: {message}")  # fmt: skip
+
+
+def exited_message(worker: Worker, warp: int, mask: int) -> str:
+    """What is said of a member mask that names lanes that have exited, or that the block does not have."""
+    alive = int(worker.words(warp, at.WARP_ALIVE, 1)[0]) & 0xFFFFFFFF
+    gone = mask & ~alive
+    lane = (gone & -gone).bit_length() - 1
+    state = "exited" if 32 * warp + lane < worker.threads else "absent"
+    return f"mask {mask:#010x} names {state} lane {lane}"
 
 
 def _memory(worker: Worker, instruction: int, span: int) -> Finding:

@@ -205,15 +205,19 @@ class Masked(Code):
         f.label(stay)
         f.ret(const("i32", at.BARRIER))
         f.label(faulty)
-        # the lowest block counts, and of its lanes the first
+        # the lowest block counts, and of its lanes the first (one that names a lane that has exited, if any)
         lowest = f.reduce("umin", f.select(f.mask_lanes(alive), pcs, const("i32", at.NEVER)))
         at_lowest = f.bin("and", f.mask_bits(f.icmp("eq", pcs, f.spread(lowest))), alive)
-        lane = f.intrinsic("cttz", at_lowest, flags=", i1 true")
         block = f.bin("lshr", f.bin("and", lowest, const("i32", at.WAIT - 1)), const("i32", 1))
+        gone = f.bin("and", members, f.spread(f.bin("xor", alive, const("i32", -1))))
+        names_exited = f.bin("and", f.icmp("ne", gone, const("i32", 0)), f.bin("xor", at_barrier, TRUE))
+        exited = f.bin("and", f.mask_bits(names_exited), at_lowest)
+        some = f.icmp("ne", exited, const("i32", 0))
+        lane = f.intrinsic("cttz", f.select(some, exited, at_lowest), flags=", i1 true")
         # the engine knows the block's first instruction
-        runtime.fault(
-            f, at.MASK_ABSENT, const("i32", -1), lane, f.resize(at_lowest, "i64"), f.resize(block, "i64")
-        )
+        here = f.select(some, const("i32", 0), at_lowest)
+        block = f.resize(block, "i64")
+        runtime.fault(f, at.MASK_ABSENT, const("i32", -1), lane, f.resize(here, "i64"), block)
         f.ret(const("i32", at.FAULT))
 
     def set_pcs(self, value: Value, mask_vector: Value) -> None:

@@ -500,18 +500,21 @@ class Batch:
         alive = self.alive_masks()[lanes.warp]
         gone = missing & ~alive
         if self.program.instructions[i].opcode != "bar" and gone.any():
-            bad = int(np.argmax(gone != 0))
-            lane = int(gone[bad] & -gone[bad].astype(np.int32)).bit_length() - 1
-            threads = self.launch.threads
-            first = int(self.thread_of[lanes.numbers[bad]]) // 32 * 32
-            state = "exited" if first + lane < threads else "absent"
-            self.sync_fault(lanes, i, bad, f"mask {int(mask[bad]):#010x} names {state} lane {lane}")
+            self.names_exited(lanes, i, mask, gone)
         if not (missing & alive).any():
             return True
         # wait for lanes that are elsewhere; those already parked here may complete the set
         self.member[lanes.numbers] = mask
         self.park(group, block.index)
         return False
+
+    def names_exited(self, lanes: Lanes, i: int, mask: np.ndarray, gone: np.ndarray) -> None:
+        """A member mask names lanes that have exited, or that the block does not have."""
+        bad = int(np.argmax(gone != 0))
+        lane = int(gone[bad] & -gone[bad].astype(np.int32)).bit_length() - 1
+        first = int(self.thread_of[lanes.numbers[bad]]) // 32 * 32
+        state = "exited" if first + lane < self.launch.threads else "absent"
+        self.sync_fault(lanes, i, bad, f"mask {int(mask[bad]):#010x} names {state} lane {lane}")
 
     def alive_masks(self) -> np.ndarray:
         """Per warp of the batch: a bit for each lane that has not exited."""
@@ -551,6 +554,10 @@ class Batch:
             for place in np.unique(places):
                 lanes = here[places == place]
                 present = int(np.bitwise_or.reduce(np.uint32(1) << self.lane_of[lanes]))
+                gone = self.member[lanes] & ~alive[warp]
+                if place >= 0 and gone.any():  # they exited while these lanes waited for them
+                    i = self.code[place].block.start
+                    self.names_exited(self.lanes.subset(lanes), i, self.member[lanes], gone)
                 wanted = self.member[lanes] & alive[warp]
                 ready = (wanted & np.uint32(~present & 0xFFFFFFFF)) == 0
                 freed[lanes[ready]] = True
