@@ -68,7 +68,7 @@ def _stage(stage: str, grade: Mapping[str, Any]) -> str:
             f"<tr><td>{text(EXPLAINED[mark['count']])}</td><td class=number>{_ratio(mark)}</td>"
             f"<td class=number>{mark['share']:.0%}</td></tr>"
             for mark in grade["structure"]
-            if mark["weight"]
+            if mark["counts"]
         ]
         parts.append(
             "<table><tr><th>structure<th class=number>against the reference kernel"

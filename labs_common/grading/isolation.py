@@ -46,9 +46,9 @@ class Limits:
         open_files: file descriptors.
     """
 
-    cpu_s: float = 20.0
-    wall_s: float = 40.0
-    step_s: float = 15.0
+    cpu_s: float = 15.0
+    wall_s: float = 120.0
+    step_s: float = 40.0
     memory_bytes: int = 3 << 30
     processes: int = 64
     file_bytes: int = 0

@@ -26,6 +26,7 @@ from labs_common.stages import Stage, find_stage
 
 MAX_TIMEOUTS = 2  # classes that a kernel may hang in before the others are left out
 MAX_REASON = 600
+ENDED = ("time", "memory", "crash", "protocol")  # errors that may have cost a child, or long time
 
 
 class StageNotGradable(ValueError):
@@ -282,12 +283,12 @@ def _run_cases(
             except ChildEnded as ended:
                 answer = {"error": {"kind": ended.kind, "message": str(ended)}}
                 session = None
-            if answer.get("error", {}).get("kind") in ("time", "memory", "crash", "protocol"):
+            if answer.get("error", {}).get("kind") in ENDED:
                 timeouts += 1
             _collect(answer, grade)
             grade.cases.append(judge(case, expected, answer))
-            if answer.get("error", {}).get("kind") == "compile" and case.kind == "plain":
-                break  # it compiles for no other problem either, as a rule; the reason would only be repeated
+            if case.kind == "plain" and answer.get("error", {}).get("kind") in (*ENDED, "compile"):
+                break  # nothing else counts then; the others would only take as long, or fail alike
         if session is not None and all(case.ok and case.clean for case in grade.cases):
             _structure(session, secret, grade)
         elif session is not None and not timeouts and len(grade.cases) > 1:
@@ -310,7 +311,7 @@ def _structure(session: Session, secret: Hidden, grade: StageGrade) -> None:
         return
     found = measures(case.problem, answer["calls"][0]["counters"], answer["resources"])
     grade.structure = [
-        Mark(count, value, secret.counts[count], None, 0.0, 0.0) for count, value in found.items()
+        Mark(count, value, secret.counts[count], None, 0.0, False) for count, value in found.items()
     ]
     if reads_too_little(found, secret.counts):
         grade.flags["impossible bytes"] = (
@@ -403,7 +404,7 @@ def _mark_correctness(grade: StageGrade, rubric: Rubric) -> None:
         grade.structure = mark_structure(found, right, rubric.structure)
         share_of = structure_share(grade.structure)
         grade.points["structure"] = round(grade.maximum["structure"] * share_of, 2)
-        grade.reasons += [f"structure: {m.reason}" for m in grade.structure if m.weight and m.share < 1]
+        grade.reasons += [f"structure: {m.reason}" for m in grade.structure if m.counts and m.share < 1]
     else:
         grade.structure = []
         if grade.maximum.get("structure"):

@@ -44,7 +44,7 @@ class Limit:
 
     full: float
     none: float
-    weight: float = 1.0
+    counts: bool = True
 
     def share(self, ratio: float) -> float:
         """Between 1 and 0; linear in the logarithm of the ratio, or in a count that may be 0."""
@@ -231,7 +231,7 @@ class _Reader:
         limits = {}
         for count in COUNTS:
             table = {**self.default["structure"][count], **self.table(given, count, "structure.")}
-            self.only(table, ("full", "none", "weight"), f"structure.{count}.")
+            self.only(table, ("full", "none", "counts"), f"structure.{count}.")
             limits[count] = self.limit(table, f"structure.{count}.")
         return limits
 
@@ -268,7 +268,10 @@ class _Reader:
         none = self.number(table["none"], f"{where}none", 0)
         if none <= full:
             raise self.error(f"{where}none", none, f"more than full, {full:g}")
-        return Limit(full, none, self.number(table.get("weight", 1), f"{where}weight", 0))
+        counts = table.get("counts", True)
+        if not isinstance(counts, bool):
+            raise self.error(f"{where}counts", counts, "true or false")
+        return Limit(full, none, counts)
 
     def number(self, value: Any, where: str, least: float, most: float = math.inf) -> float:
         right = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

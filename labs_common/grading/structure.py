@@ -36,7 +36,7 @@ class Mark:
         value, reference: the student's and the reference kernel's.
         ratio: of the two, or the excess where the limit is on that; None where it is left out.
         share: of the points, 0 to 1.
-        weight: in the mean.
+        counts: whether it is looked at.
     """
 
     count: str
@@ -44,7 +44,7 @@ class Mark:
     reference: float
     ratio: float | None
     share: float
-    weight: float
+    counts: bool
 
     @property
     def reason(self) -> str:
@@ -89,16 +89,14 @@ def mark_structure(
             ratio = None
         else:
             ratio = value / right
-        weight = limit.weight if ratio is not None else 0.0
         share = limit.share(ratio) if ratio is not None else 1.0
-        marks.append(Mark(count, value, right, ratio, share, weight))
+        marks.append(Mark(count, value, right, ratio, share, limit.counts and ratio is not None))
     return marks
 
 
 def structure_share(marks: list[Mark]) -> float:
-    """The weighted mean of the shares; 1 where nothing is weighed."""
-    total = sum(mark.weight for mark in marks)
-    return sum(mark.weight * mark.share for mark in marks) / total if total else 1.0
+    """The share of the worst count, as a kernel is as slow as its narrowest part; 1 where none counts."""
+    return min((mark.share for mark in marks if mark.counts), default=1.0)
 
 
 def reads_too_little(found: Mapping[str, float], reference: Mapping[str, float]) -> bool:

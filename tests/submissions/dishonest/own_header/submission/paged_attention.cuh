@@ -1,0 +1,1 @@
+#define Problem int
