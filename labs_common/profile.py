@@ -117,12 +117,15 @@ def capture(
         full: all of Nsight Compute's sections with source lines, or `EXTRA_METRICS` alone.
 
     Raises:
+        ValueError: a report by another name.
         ProfileError: no ncu, no permission, no kernel, or no report.
         KeyboardInterrupt: nothing is left running.
     """
     ncu = find_ncu()
     if ncu is None:
         raise ProfileError("not measured: there is no ncu on this machine", NO_NCU)
+    if report.suffix != ".ncu-rep":
+        raise ValueError(f"report={report}: its name must end in .ncu-rep")
     report = report.absolute()
     with tempfile.TemporaryDirectory() as scratch:
         log, output = Path(scratch) / "ncu.log", Path(scratch) / "output.txt"
@@ -132,7 +135,7 @@ def capture(
             *(ncu, *(sections if full else ())),
             *("--clock-control", "none", "--cache-control", "all", "--profile-from-start", "off"),
             *("--kernel-name", KERNEL_FILTER, "--metrics", ",".join(EXTRA_METRICS)),
-            *("--log-file", str(log), "--force-overwrite", "--export", str(report)),
+            *("--log-file", str(log), "--force-overwrite", "--export", str(report.with_suffix(""))),
             *(sys.executable, "-m", "labs_common.profile", json.dumps(request)),
         ]
         code = _run(command, log, output, on_progress, timeout_s)

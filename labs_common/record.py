@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import lzma
+import os
+import re
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from labs_common import metrics as metrics_table
@@ -20,6 +23,7 @@ from labs_common.provenance import gpu_provenance, kernel_hash, read_provenance,
 from labs_common.recorded import PROBLEMS, RECORDED, REPORT_SUFFIX
 from labs_common.stages import Stage
 
+NEUTRAL = b"/lab/"
 __all__ = ["PROBLEMS", "RECORDED", "record", "tabulate"]
 
 
@@ -65,11 +69,38 @@ def record(
             with tempfile.TemporaryDirectory() as scratch:
                 report = Path(scratch) / f"{problem.name}.ncu-rep"
                 capture(stage, problem, report, (options or {}).get(stage.id), on_progress)
-                packed = lzma.compress(report.read_bytes(), preset=6)
+                plain = without_private_paths(report.read_bytes(), _private_paths(scratch))
+                packed = lzma.compress(plain, preset=6)
             (place / f"{problem.name}{REPORT_SUFFIX}").write_bytes(packed)
             write_provenance(target, provenance)
     tabulate(target)
     return target
+
+
+def _private_paths(scratch: str) -> list[str]:
+    """What Nsight Compute writes of this machine into a report: its command line and the program's path."""
+    return [
+        sys.executable,
+        os.path.realpath(sys.executable),
+        scratch,
+        tempfile.gettempdir(),
+        str(Path.home()),
+    ]
+
+
+def without_private_paths(report: bytes, paths: Iterable[str]) -> bytes:
+    """A report with some paths replaced by neutral ones of the same length, which keeps the file readable.
+
+    Args:
+        report: the content of a ``.ncu-rep``.
+        paths: to replace, the longest first; a short one such as ``/`` or ``/tmp`` is left alone, and so is a
+            Python of the system.
+    """
+    for path in sorted(set(paths), key=len, reverse=True):
+        old = path.encode()
+        if len(old) > len(NEUTRAL) and not re.fullmatch(r"/usr/bin/python[\d.]*", path):
+            report = report.replace(old, NEUTRAL + b"_" * (len(old) - len(NEUTRAL)))
+    return report
 
 
 def tabulate(target: Path) -> None:

@@ -90,3 +90,30 @@ extern "C" __global__ void paged_attention_baseline(Problem problem, Inputs in, 
 
     outcome = engine.run(find_stage(0), problem, make_inputs(problem))
     assert compare(outcome.output, reference(problem, make_inputs(problem))).ok
+
+
+def test_counters_measure_or_say_why_not(tmp_path):
+    """What the tier claims holds: a capture agrees with the driver's attributes, or its error has the reason."""
+    from labs_common import metric_names as names
+    from labs_common import metrics
+    from labs_common.ncu_rows import ProfileError
+    from labs_common.profile import measure
+    from labs_common.tiers import tiers
+
+    stage, problem = find_stage(4), PRESETS["ragged"]
+    counters, events, _ = tiers()
+    assert events.works
+    if not counters.works:
+        with pytest.raises(ProfileError) as caught:
+            measure(stage, problem)
+        assert caught.value.reason == counters.detail or "ncu" in counters.detail
+        return
+    frame = measure(stage, problem, keep=tmp_path / "kept.ncu-rep")
+    launches = stage.plan(problem).launches
+    assert set(frame["kernel"]) == {launch.entry for launch in launches}
+    assert set(frame["source"]) == {"measured"}
+    for launch in launches:
+        mine = metrics.select(frame, kernel=launch.entry)
+        assert metrics.value(mine, "launch__block_size") == np.prod(launch.block)
+        assert metrics.value(mine, names.TIME) > 0 and metrics.value(mine, names.DRAM_READ_BYTES) > 0
+        assert mine["line"].notna().any()

@@ -42,7 +42,7 @@ def ncu(tmp_path, monkeypatch):
             options = sys.argv[1:]
             Path({str(tmp_path / "arguments.json")!r}).write_text(json.dumps(options))
             after = lambda name: options[options.index(name) + 1]
-            log, export = Path(after("--log-file")), Path(after("--export"))
+            log, export = Path(after("--log-file")), Path(after("--export") + ".ncu-rep")
             """
         program.write_text(textwrap.dedent(head) + textwrap.dedent(body))
         program.chmod(0o755)
@@ -127,6 +127,12 @@ def test_a_measured_profile_says_that_it_is_measured(ncu, tmp_path):
     assert request["stage"] == STAGE.id and request["options"] == {"splits": 3}
     assert request["problem"]["context_lengths"] == list(PROBLEM.context_lengths)
     assert given[-4:-1] == [sys.executable, "-m", "labs_common.profile"]
+
+
+def test_a_report_has_its_usual_name(ncu, tmp_path):
+    ncu(COPY)
+    with pytest.raises(ValueError, match=r"x\.rep: its name must end in \.ncu-rep"):
+        capture(STAGE, PROBLEM, tmp_path / "x.rep")
 
 
 def test_progress_is_told_as_it_grows(ncu, tmp_path):

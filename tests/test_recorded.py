@@ -69,7 +69,7 @@ REPORTS = sorted(RECORDED.glob("*/*/*.ncu-rep.xz"))
 PATHS = re.compile(rb"(?<![\w./:])(?:/(?:\./)*[A-Za-z0-9_.+~-]{3,}){2,}|[A-Za-z]:\\[\w -]{3,}\\[\w .-]{2,}")
 PUBLIC = re.compile(
     rb"/lab/kernels(/(\d\d_\w+\.cu|paged_attention\.cuh))?"  # the neutral path of sources
-    rb"|/tmp/lab_profile(/[\w.-]+)?"  # where a capture works
+    rb"|/tmp/lab_profile(/[\w.-]+)?|/lab/_+(/[\w.-]+)*"  # a path that was made neutral
     rb"|/usr/bin/(\./)*python3(\.\d+)?.{0,3}"  # the byte after a path may look like a part of it
     rb"|/opt/nvidia/nsight-compute/[\w./-]+"
 )

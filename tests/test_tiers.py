@@ -59,7 +59,9 @@ def _program(path, text):
     path.chmod(0o755)
 
 
-COPY = f"after('--export').write_bytes(lzma.decompress(Path({str(REPORT)!r}).read_bytes()))\n"
+COPY = f"""report = after("--export").with_suffix(".ncu-rep")
+report.write_bytes(lzma.decompress(Path({str(REPORT)!r}).read_bytes()))
+"""
 FORBIDDEN = "after('--log-file').write_text('==ERROR== ERR_NVGPUCTRPERM - no permission'); sys.exit(1)\n"
 
 
