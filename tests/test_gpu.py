@@ -93,7 +93,7 @@ extern "C" __global__ void paged_attention_baseline(Problem problem, Inputs in, 
 
 
 def test_counters_measure_or_say_why_not(tmp_path):
-    """What the tier claims holds: a capture agrees with the driver's attributes, or its error has the reason."""
+    """What the tier says holds: a capture agrees with the plan, or its error has the same reason."""
     from labs_common import metric_names as names
     from labs_common import metrics
     from labs_common.ncu_rows import ProfileError
