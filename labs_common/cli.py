@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from labs_common import cli_bench, cli_grade
+from labs_common.console import open_console
 from labs_common.doctor import diagnose, engine_choice
 from labs_common.problem import PRESETS, find_problem
 from labs_common.stages import STAGES, find_stage
@@ -28,8 +28,8 @@ app = typer.Typer(
 )
 app.add_typer(cli_bench.app, name="bench")
 app.command()(cli_grade.grade)
-console = Console()
-errors = Console(stderr=True)
+console = open_console()
+errors = open_console(stderr=True)
 
 
 class EngineName(StrEnum):

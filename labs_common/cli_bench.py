@@ -7,14 +7,14 @@ import os
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from labs_common.console import open_console
 from labs_common.problem import PRESETS, find_problem
 from labs_common.stages import STAGES, find_stage
 
 app = typer.Typer(help="Long measurements: the simulator's speed, fuzzing, grading.", no_args_is_help=True)
-console = Console()
+console = open_console()
 
 
 @app.command()

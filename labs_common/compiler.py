@@ -150,7 +150,8 @@ def compiler_version() -> str:
 def include_folders() -> list[Path]:
     """Folders of the CUDA headers: of the wheels, and a toolkit's CUB where its wheel is missing."""
     folders = set()
-    for package in ("nvidia-cuda-runtime", "nvidia-cuda-cccl"):
+    wheels = ("nvidia-cuda-runtime", "nvidia-cuda-cccl")
+    for package in (*wheels, *(f"{wheel}-cu12" for wheel in wheels)):
         try:
             files = importlib.metadata.files(package) or []
         except importlib.metadata.PackageNotFoundError:
@@ -172,8 +173,7 @@ def _nvrtc() -> ModuleType:
         nvrtc.nvrtcVersion()
     except (ImportError, RuntimeError) as error:
         raise CompilerMissing(
-            f"no NVRTC on this machine ({error}): "
-            "pip install 'cuda-bindings==13.0.*' 'nvidia-cuda-nvrtc==13.0.*'"
+            f"no NVRTC on this machine ({error}): pip install -e '.[nogpu]' brings it"
         ) from None
     return nvrtc
 

@@ -284,6 +284,9 @@ def print_report(report: Report, console: Console) -> None:
         verdict = result.verdict
         if result.ok:
             mark, words = "[green]right[/]", verdict.diagnosis
+        elif verdict is not None and verdict.ok:
+            mark = "[red]unsafe[/]"
+            words = f"the output was right this time, but the checks found {len(result.findings)} faults:"
         else:
             mark = "[red]wrong[/]"
             words = result.error or (verdict.diagnosis if verdict else "")
