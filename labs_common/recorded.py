@@ -26,7 +26,7 @@ from labs_common.problem import PRESETS, Problem
 from labs_common.provenance import kernel_hash
 from labs_common.stages import STAGES, find_stage
 
-# What a set holds: the presets in fp32, and two shapes small enough for a test to simulate whole.
+# What a set holds: the presets, in fp32 too, and two shapes small enough for a test to simulate whole.
 PROBLEMS: dict[str, Problem] = {
     problem.name: problem
     for problem in (
@@ -35,6 +35,7 @@ PROBLEMS: dict[str, Problem] = {
         Problem(32, 8, 128, 16, (1024,) * 16, name="uniform"),
         PRESETS["seed"],
         PRESETS["long"].replace(dtype="float32", name="long-float32"),
+        PRESETS["long"],
     )
 }
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "recorded"
