@@ -37,6 +37,7 @@ _LOOK = {
     "softmax": r"exp2?f?\s*\(",
     "merge": r"exp2?f?\s*\(",
 }
+_REGION = r"BEGIN SOLUTION"  # in a comment, so not among the lines of code
 _TABLE = r"physical_page\s*\(|block_tables"
 _LOOK_FAULT = {
     **dict.fromkeys(
@@ -61,8 +62,7 @@ _LOOK_FAULT = {
     "max_not_kept": r"running_max\s*=\s*new_max|fmaxf\s*\(",
     "sum_not_rescaled": r"running_sum\s*[+*]?=(?!\s*0)",
     "accumulator_not_rescaled": r"accumulator(\[\w+\])?\s*[+*]?=(?!\s*(0|zero))",
-    "sum_not_divided": r"/\s*running_sum|1\.0f\s*/",
-    "empty_context": r"/\s*running_sum|1\.0f\s*/",
+    **dict.fromkeys(("sum_not_divided", "empty_context"), r"/\s*running_sum|1\.0f\s*/|inverse\s*=|output\["),
     **dict.fromkeys(
         ("split_rounded_down", "splits_overlap", "split_one_page_short"), r"pages_per_split|last_page"
     ),
@@ -77,7 +77,7 @@ _IN_FIRST_KERNEL = {
 
 _REMEDIES = {
     "racecheck": "Two warps use the same word of shared memory with no barrier between them, and one writes. "
-    "A __syncthreads() is missing: after writing what others read, or before overwriting what they still read",
+    "A __syncthreads() is missing: after writing what others read, or before writing over it again",
     "initcheck": "Memory is read that nobody has written",
     "memcheck": "The kernel leaves its arrays",
     "synccheck": "Threads that must come together do not: some of them skip a barrier or a warp exchange",
@@ -259,8 +259,12 @@ def _line(fault: Fault, source: Source, stage: Stage) -> int | None:
         start, end = (merge, end) if in_merge else (0, merge)
     if start == 0:
         start = next((i for i, line in enumerate(lines) if re.search(rf"{stage.entry}\s*\(", line)), 0)
-    pattern = re.compile(_LOOK_FAULT.get(fault.name) or _LOOK[fault.topic])
-    return next((i + 1 for i in range(start, end) if pattern.search(lines[i])), None)
+    for pattern in (_LOOK_FAULT.get(fault.name), _LOOK[fault.topic], _REGION):
+        among = source.text.splitlines() if pattern == _REGION else lines
+        found = [i + 1 for i in range(start, end) if pattern and re.search(pattern, among[i])]
+        if found:
+            return found[0]
+    return None
 
 
 def _code(text: str) -> list[str]:

@@ -40,6 +40,7 @@ class Work:
         lane_of_dim, warp_of_dim: ``[covered_dims]``, who multiplies a dimension of query and key.
         covered_dims: dimensions that the block's lanes reach, at least head_dim.
         lanes_own_output: whether a lane weights its values by the score that it holds itself.
+        lane_0_hands_on: whether only lane 0's maximum and sum reach the merge.
         online: whether tokens enter the softmax one by one, in order.
     """
 
@@ -50,6 +51,7 @@ class Work:
     warp_of_dim: np.ndarray
     covered_dims: int
     lanes_own_output: bool
+    lane_0_hands_on: bool
     online: bool
 
     @property
@@ -99,6 +101,7 @@ def work_of(problem: Problem, plan: Plan) -> Work:
         warp_of_dim=warp,
         covered_dims=covered,
         lanes_own_output="CHUNKS_PER_LANE" in plan.defines,
+        lane_0_hands_on="splits" in plan.numbers,
         online="partitions" not in plan.numbers,
     )
 
@@ -173,6 +176,7 @@ class Rules:
         zero_for_empty: an empty context is answered with zeros.
         merged: which splits are merged, of how many.
         divide_parts: a split's values are divided by its own sum.
+        restore_parts: and multiplied by it again in the merge.
         guard_parts: but not by a sum of 0.
         weight_part_sums, weight_part_values: a split's sum and values are weighted by exp(max − whole max).
         part_sums: a split's own sum enters the merge; else 1.
@@ -208,6 +212,7 @@ class Rules:
     zero_for_empty: bool = True
     merged: Callable[[int], range] = range
     divide_parts: bool = False
+    restore_parts: bool = False
     guard_parts: bool = True
     weight_part_sums: bool = True
     weight_part_values: bool = True
@@ -254,7 +259,12 @@ def _model_row(case: Case, rules: Rules, row: int, output: np.ndarray, binding: 
     for tokens in rules.cut(case, length):
         scores, values, beyond = _scores(case, rules, row, length, tokens)
         outside |= beyond
-        parts.append(_attend(rules, scores, values))
+        part = _attend(rules, scores, values)
+        if case.work.lane_0_hands_on:
+            part = (part[0][:, :1], part[1][:, :1], part[2])
+        parts.append(part)
+        # A split whose every score is NaN keeps the maximum -INFINITY; whether it is then skipped is open.
+        outside |= len(tokens) > 0 and np.isnan(scores).all(axis=(1, 2)) & (case.work.splits > 1)
     maxima, sums, values = (np.stack(part) for part in zip(*parts, strict=True))
     chosen = list(rules.merged(len(parts))) or [0]
     total, weighted = _merge(rules, maxima[chosen], sums[chosen], values[chosen])
@@ -275,7 +285,7 @@ def _model_row(case: Case, rules: Rules, row: int, output: np.ndarray, binding: 
 
 
 def _scores(case: Case, rules: Rules, row: int, length: int, tokens: np.ndarray):
-    """Scores ``[heads, tokens, 1 or head_dim]``, values ``[heads, tokens, head_dim]``, heads that read outside."""
+    """``[heads, tokens, 1 or head_dim]`` scores, ``[heads, tokens, head_dim]`` values, heads gone astray."""
     problem, dims = case.problem, case.problem.head_dim
     reach = rules.reach(case)
     page = rules.page(case, row, tokens // problem.page_size, length)
@@ -309,7 +319,7 @@ def _attend(rules: Rules, scores: np.ndarray, values: np.ndarray):
         return _attend_in_order(rules, scores, values)
     peak = np.full((heads, units), rules.initial_max)
     if tokens and not rules.fixed_max:
-        peak = np.maximum(peak, scores.max(axis=1))
+        peak = np.fmax(peak, np.fmax.reduce(scores, axis=1))  # as fmaxf: NaN is passed over
     if tokens == 0:
         return peak, np.zeros((heads, units)), np.zeros((heads, values.shape[2]))
     weights = _in_float_range(rules.exp(scores - peak[:, None]))
@@ -339,6 +349,7 @@ def _merge(rules: Rules, maxima: np.ndarray, sums: np.ndarray, values: np.ndarra
     if rules.divide_parts or rules.average:
         divided = values / sums
         values = np.where(sums == 0, 0.0, divided) if rules.guard_parts else divided
+        values = values * sums if rules.restore_parts else values
     if rules.average:
         return np.full(sums.shape[1:], float(len(sums))), values.sum(axis=0)
     weights = rules.exp(maxima - maxima.max(axis=0))
@@ -850,13 +861,7 @@ FAULTS: tuple[Fault, ...] = (
         "empty_split_counted",
         "merge",
         "a split without tokens enters the merge: its 0/0, or memory that it never wrote",
-        Rules(
-            divide_parts=True,
-            guard_parts=False,
-            weight_part_values=True,
-            part_sums=True,
-            zero_for_empty=False,
-        ),
+        Rules(divide_parts=True, restore_parts=True, guard_parts=False, zero_for_empty=False),
         _is_split,
     ),
     Fault(
@@ -890,7 +895,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "split_one_page_short",
         "merge",
-        "each split leaves out its last page",
+        "each split ends one page early, which leaves out the last page of every full split",
         _split_pages(extra=-1),
         _split_by_pages,
     ),

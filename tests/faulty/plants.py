@@ -1,0 +1,445 @@
+"""Kernels with planted faults and honest variants, as edits of the stages' own kernels.
+
+Each line is (what it must be called, stages, edits); an edit replaces every occurrence of a text. A text that
+a kernel does not have is an error, so that the table follows the kernels.
+"""
+
+from labs_common.source import Source
+from labs_common.stages import find_stage
+
+Edit = tuple[str, str]
+Plant = tuple[str, str, tuple[Edit, ...]]
+
+SCORE_01, SCORE_234 = "score *= problem.scale;", "warp_sum(partial) * problem.scale;"
+SUM = "running_sum = running_sum * correction + weight;"
+ACC_01, ACC_234 = (
+    "accumulator = accumulator * correction",
+    "rescale_add(accumulator[c], correction, weight, value[c])",
+)
+WEIGHT = "__expf(score - new_max)"
+VALID_123 = "const int valid = min(problem.page_size, context - start);"
+VALID_4 = "const int valid = min(problem.page_size, context - logical_page * problem.page_size);"
+LOOP_123 = "for (int start = 0; start < context; start += problem.page_size) {"
+PAGE_0 = "physical_page(problem, in, sequence, token / problem.page_size)"
+PAGE_123 = "physical_page(problem, in, sequence, start / problem.page_size)"
+PAGE_4 = "physical_page(problem, in, sequence, logical_page)"
+KV_HEAD = "const int kv_head = query_head / group_size(problem);"
+CONTEXT = "const int context = in.context_lengths[sequence];"
+CORRECTION = "const float correction = __expf(running_max - new_max);"
+NEW_MAX = "const float new_max = fmaxf(running_max, score);"
+MERGE_SUM = "running_sum = running_sum * correction + weight * partials.sum[part];"
+MERGE_ACC = "rescale_add(accumulator[c], correction, weight, value);"
+SKIP = "if (split_max == -INFINITY) continue;  // an empty split; the whole warp agrees"
+PARTIAL_OUT = "reinterpret_cast<float4*>(partials.output)[part * chunks + chunk] = accumulator[c];"
+GUARDED_SUM = "(running_sum > 0.0f ? 1.0f / running_sum : 0.0f)"
+DIVIDE_PART = PARTIAL_OUT.replace("accumulator[c]", f"rescale_add(accumulator[c], {GUARDED_SUM}, 0.0f, zero)")
+DIVIDE_PART_UNGUARDED = PARTIAL_OUT.replace(
+    "accumulator[c]", "rescale_add(accumulator[c], 1.0f / running_sum, 0.0f, zero)"
+)
+
+
+def one_of_four(text: str) -> Edit:
+    return ("partial += dot(query[c], key);", text)
+
+
+PLANTS: tuple[Plant, ...] = (
+    # scores
+    ("unscaled", "01", ((SCORE_01, ""),)),
+    ("unscaled", "234", ((SCORE_234, "warp_sum(partial);"),)),
+    ("scaled_twice", "01", ((SCORE_01, "score *= problem.scale * problem.scale;"),)),
+    ("scaled_twice", "234", ((SCORE_234, "warp_sum(partial) / problem.head_dim;"),)),
+    ("warp_0_only", "1", (("score += warp_sums[w];", "if (w == 0) score += warp_sums[w];"),)),
+    ("warp_0_only", "0", (("d < problem.head_dim; ++d", "d < min(32, problem.head_dim); ++d"),)),
+    ("warps_not_summed", "1", (("score += warp_sums[w];", "if (w == warp) score += warp_sums[w];"),)),
+    (
+        "lanes_not_summed",
+        "0",
+        (("for (int d = 0; d < problem.head_dim; ++d)", "for (int d = dim; d <= dim; ++d)"),),
+    ),
+    ("lanes_not_summed", "234", (("warp_sum(partial)", "partial"),)),
+    (
+        "total_in_lane_0",
+        "234",
+        (
+            (
+                "const float score = warp_sum(partial)",
+                "for (int offset = 16; offset > 0; offset /= 2) "
+                "partial += __shfl_down_sync(FULL_WARP, partial, offset);\nconst float score = partial",
+            ),
+        ),
+    ),
+    (
+        "half_warp_summed",
+        "1",
+        (
+            (
+                "const float partial = warp_sum(query * key);",
+                "float partial = query * key;\nfor (int offset = 8; offset > 0; offset /= 2) "
+                "partial += __shfl_xor_sync(FULL_WARP, partial, offset);",
+            ),
+        ),
+    ),
+    (
+        "half_warp_summed",
+        "234",
+        (
+            (
+                "const float score = warp_sum(partial)",
+                "for (int offset = 8; offset > 0; offset /= 2) "
+                "partial += __shfl_xor_sync(FULL_WARP, partial, offset);\nconst float score = partial",
+            ),
+        ),
+    ),
+    (
+        "every_other_lane_summed",
+        "234",
+        (
+            (
+                "const float score = warp_sum(partial)",
+                "for (int offset = 16; offset > 1; offset /= 2) "
+                "partial += __shfl_xor_sync(FULL_WARP, partial, offset);\nconst float score = partial",
+            ),
+        ),
+    ),
+    ("first_chunk_only", "234", (one_of_four("if (c == 0) partial += dot(query[c], key);"),)),
+    ("one_of_four", "234", (one_of_four("partial += query[c].x * key.x;"),)),
+    # softmax
+    ("max_not_subtracted", "01234", ((NEW_MAX, "const float new_max = 0.0f;"),)),
+    ("max_starts_at_zero", "01234", (("float running_max = -INFINITY;", "float running_max = 0.0f;"),)),
+    ("weight_without_max", "01234", ((WEIGHT, "__expf(score)"),)),
+    ("sum_not_rescaled", "01234", ((SUM, "running_sum += weight;"),)),
+    ("accumulator_not_rescaled", "01", ((ACC_01, "accumulator = accumulator"),)),
+    ("accumulator_not_rescaled", "234", ((ACC_234, ACC_234.replace("correction", "1.0f")),)),
+    (
+        "nothing_rescaled",
+        "0123",
+        (("const float correction = __expf(running_max - new_max);", "const float correction = 1.0f;"),),
+    ),
+    (
+        "nothing_rescaled",
+        "4",
+        (
+            (
+                f"{CORRECTION}\n      const float weight = __expf(score",
+                "const float correction = 1.0f;\nconst float weight = __expf(score",
+            ),
+        ),
+    ),
+    ("max_not_kept", "0123", (("running_max = new_max;", ""),)),
+    ("sum_not_divided", "01", (("accumulator / running_sum", "accumulator"),)),
+    ("sum_not_divided", "23", (("context > 0 ? 1.0f / running_sum", "context > 0 ? 1.0f"),)),
+    ("sum_not_divided", "4", (("running_sum > 0.0f ? 1.0f / running_sum", "running_sum > 0.0f ? 1.0f"),)),
+    (
+        "exp2_without_log2e",
+        "0123",
+        (("__expf(running_max", "exp2f(running_max"), (WEIGHT, "exp2f(score - new_max)")),
+    ),
+    ("exp2_without_log2e", "4", (("__expf(", "exp2f("),)),
+    (
+        "empty_context",
+        "01",
+        (("context > 0 ? accumulator / running_sum : 0.0f", "accumulator / running_sum"),),
+    ),
+    ("empty_context", "23", (("context > 0 ? 1.0f / running_sum : 0.0f", "1.0f / running_sum"),)),
+    ("empty_context", "4", (("running_sum > 0.0f ? 1.0f / running_sum : 0.0f", "1.0f / running_sum"),)),
+    (
+        "empty_context",
+        "0",
+        (
+            (
+                "const int dim = threadIdx.x;",
+                "const int dim = threadIdx.x;\nif (in.context_lengths[blockIdx.y] == 0) return;",
+            ),
+        ),
+    ),
+    # pages
+    (
+        "last_partial_page_dropped",
+        "0",
+        (("token < context;", "token < context / problem.page_size * problem.page_size;"),),
+    ),
+    (
+        "last_partial_page_dropped",
+        "123",
+        ((LOOP_123, LOOP_123.replace("start < context", "start + problem.page_size <= context")),),
+    ),
+    (
+        "last_partial_page_dropped",
+        "4",
+        (("(context + problem.page_size - 1) / problem.page_size", "context / problem.page_size"),),
+    ),
+    (
+        "past_context_end",
+        "0",
+        (
+            (
+                "token < context;",
+                "token < (context + problem.page_size - 1) / problem.page_size * problem.page_size;",
+            ),
+        ),
+    ),
+    ("past_context_end", "123", ((VALID_123, "const int valid = problem.page_size;"),)),
+    ("past_context_end", "4", ((VALID_4, "const int valid = problem.page_size;"),)),
+    ("one_token_too_many", "0", (("token < context;", "token <= context;"),)),
+    ("last_token_skipped", "0", (("token < context;", "token < context - 1;"),)),
+    (
+        "last_token_skipped",
+        "123",
+        ((VALID_123, VALID_123.replace("context - start", "context - 1 - start")),),
+    ),
+    ("last_token_skipped", "4", ((VALID_4, VALID_4.replace("context -", "context - 1 -")),)),
+    ("first_token_skipped", "0", (("int token = 0; token < context", "int token = 1; token < context"),)),
+    ("first_page_only", "0", (("token < context;", "token < min(context, problem.page_size);"),)),
+    (
+        "first_page_only",
+        "123",
+        ((LOOP_123, "for (int start = 0; start < min(context, 1); start += problem.page_size) {"),),
+    ),
+    (
+        "first_tile_only",
+        "3",
+        (
+            (
+                "for (int first = 0; first < valid; first += tile_tokens)",
+                "for (int first = 0; first < min(valid, 1); first += tile_tokens)",
+            ),
+        ),
+    ),
+    ("first_page_repeated", "0", ((PAGE_0, "physical_page(problem, in, sequence, 0)"),)),
+    ("first_page_repeated", "123", ((PAGE_123, "physical_page(problem, in, sequence, 0)"),)),
+    ("first_page_repeated", "4", ((PAGE_4, "physical_page(problem, in, sequence, 0)"),)),
+    ("slot_0_repeated", "12", (("++slot, at += token_stride(problem)", "++slot"),)),
+    (
+        "slot_0_repeated",
+        "3",
+        (("cache_offset(problem, page, first + token, kv_head)", "cache_offset(problem, page, 0, kv_head)"),),
+    ),
+    (
+        "pages_reversed",
+        "123",
+        (
+            (
+                PAGE_123,
+                PAGE_123.replace("start /", "(context - 1) / problem.page_size - start /"),
+            ),
+        ),
+    ),
+    ("pages_reversed", "4", ((PAGE_4, "physical_page(problem, in, sequence, pages - 1 - logical_page)"),)),
+    ("table_ignored", "0", ((PAGE_0, "token / problem.page_size"),)),
+    ("table_ignored", "123", ((PAGE_123, "start / problem.page_size"),)),
+    ("table_ignored", "4", ((PAGE_4, "logical_page"),)),
+    ("table_of_sequence_0", "0", ((PAGE_0, PAGE_0.replace("sequence", "0")),)),
+    ("table_of_sequence_0", "123", ((PAGE_123, PAGE_123.replace("sequence", "0")),)),
+    ("table_of_sequence_0", "4", ((PAGE_4, PAGE_4.replace("sequence", "0")),)),
+    ("length_of_sequence_0", "01234", ((CONTEXT, "const int context = in.context_lengths[0];"),)),
+    (
+        "heads_before_slots",
+        "0",
+        (
+            (
+                "cache_offset(problem, page, token % problem.page_size, kv_head)",
+                "(((size_t)page * problem.kv_heads + kv_head) * problem.page_size "
+                "+ token % problem.page_size) * problem.head_dim",
+            ),
+        ),
+    ),
+    (
+        "keys_and_values_swapped",
+        "01234",
+        (
+            ("in.key_cache", "in.other_cache"),
+            ("in.value_cache", "in.key_cache"),
+            ("in.other_cache", "in.value_cache"),
+        ),
+    ),
+    ("values_from_keys", "01234", (("in.value_cache", "in.key_cache"),)),
+    ("keys_from_values", "01234", (("in.key_cache", "in.value_cache"),)),
+    # heads
+    ("kv_head_by_modulo", "0124", ((KV_HEAD, "const int kv_head = query_head % problem.kv_heads;"),)),
+    (
+        "kv_head_by_modulo",
+        "3",
+        (
+            (
+                "const int query_head = kv_head * group_size(problem) + warp;",
+                "const int query_head = warp * problem.kv_heads + kv_head;",
+            ),
+        ),
+    ),
+    (
+        "kv_head_off_by_one",
+        "0124",
+        ((KV_HEAD, "const int kv_head = (query_head + 1) / group_size(problem);"),),
+    ),
+    ("divided_by_kv_heads", "0124", ((KV_HEAD, "const int kv_head = query_head / problem.kv_heads;"),)),
+    ("kv_head_0", "0124", ((KV_HEAD, "const int kv_head = 0;"),)),
+    ("kv_head_0", "3", (("first + token, kv_head)", "first + token, 0)"),)),
+    ("kv_head_not_grouped", "0124", ((KV_HEAD, "const int kv_head = query_head;"),)),
+    (
+        "query_of_group_first",
+        "3",
+        (
+            (
+                "(in.query + row)",
+                "(in.query + query_offset(problem, sequence, kv_head * group_size(problem)))",
+            ),
+        ),
+    ),
+    (
+        "query_of_sequence_0",
+        "2",
+        (("(in.query + row)", "(in.query + query_offset(problem, 0, query_head))"),),
+    ),
+    # merge
+    (
+        "merge_without_correction",
+        "4",
+        (
+            (MERGE_SUM, "running_sum += partials.sum[part];"),
+            (MERGE_ACC, "rescale_add(accumulator[c], 1.0f, 1.0f, value);"),
+        ),
+    ),
+    ("merge_sums_without_correction", "4", ((MERGE_SUM, "running_sum += partials.sum[part];"),)),
+    (
+        "merge_values_without_correction",
+        "4",
+        ((MERGE_ACC, "rescale_add(accumulator[c], 1.0f, 1.0f, value);"),),
+    ),
+    (
+        "merge_averages",
+        "4",
+        (
+            (PARTIAL_OUT, DIVIDE_PART),
+            (MERGE_SUM, "running_sum += 1.0f / 1.0f;"),
+            (MERGE_ACC, "rescale_add(accumulator[c], 1.0f, 1.0f, value);"),
+            ("running_sum > 0.0f ? 1.0f / running_sum : 0.0f;", "1.0f / splits;"),
+        ),
+    ),
+    (
+        "merge_by_maximum_only",
+        "4",
+        ((PARTIAL_OUT, DIVIDE_PART), (MERGE_SUM, "running_sum = running_sum * correction + weight;")),
+    ),
+    ("divided_in_the_split", "4", ((PARTIAL_OUT, DIVIDE_PART),)),
+    (
+        "empty_split_counted",
+        "4",
+        (
+            (PARTIAL_OUT, DIVIDE_PART_UNGUARDED),
+            (SKIP, ""),
+            (MERGE_ACC, "rescale_add(accumulator[c], correction, weight * partials.sum[part], value);"),
+        ),
+    ),
+    (
+        "first_split_only",
+        "4",
+        (("for (int split = 0; split < splits; ++split)", "for (int split = 0; split < 1; ++split)"),),
+    ),
+    (
+        "last_split_dropped",
+        "4",
+        (
+            (
+                "for (int split = 0; split < splits; ++split)",
+                "for (int split = 0; split < splits - 1; ++split)",
+            ),
+        ),
+    ),
+    ("split_rounded_down", "4", (("(pages + splits - 1) / splits", "pages / splits"),)),
+    (
+        "splits_overlap",
+        "4",
+        (("min(first_page + pages_per_split, pages)", "min(first_page + pages_per_split + 1, pages)"),),
+    ),
+    (
+        "split_one_page_short",
+        "4",
+        (("min(first_page + pages_per_split, pages)", "min(first_page + pages_per_split - 1, pages)"),),
+    ),
+    # what the checks find
+    ("racecheck", "1", (("__syncthreads();  // every thread has read them; they may be overwritten", ""),)),
+    ("racecheck", "1", (("__syncthreads();  // every warp's sum is in shared memory", ""),)),
+    ("racecheck", "3", (("__syncthreads();  // the tile is complete", ""),)),
+    (
+        "racecheck",
+        "3",
+        (("__syncthreads();  // every warp is done with the tile; it may be overwritten", ""),),
+    ),
+    ("initcheck", "3", (("token < tokens; token += warps", "token < 1; token += warps"),)),
+    (
+        "initcheck",
+        "1",
+        (("if (lane == 0) warp_sums[warp] = partial;", "if (threadIdx.x == 0) warp_sums[warp] = partial;"),),
+    ),
+    ("memcheck", "0", (("if (dim >= problem.head_dim) return;", ""),)),
+    ("memcheck", "1", (("const bool owns_dim = dim < problem.head_dim;", "const bool owns_dim = true;"),)),
+    ("memcheck", "1", (("owns_dim ? in.key_cache[at] : 0.0f", "in.key_cache[at]"),)),
+    ("memcheck", "24", (("chunk < chunks ? keys[chunk] : zero", "keys[chunk]"),)),
+    ("memcheck", "24", (("chunk < chunks ?", "true ?"),)),
+)
+
+REVERSE_TOKENS_12 = (
+    (
+        "size_t at = cache_offset(problem, page, 0, kv_head)",
+        "size_t at = cache_offset(problem, page, valid - 1, kv_head)",
+    ),
+    ("at += token_stride(problem)", "at -= token_stride(problem)"),
+)
+HONEST: tuple[Plant, ...] = (
+    (
+        "exp2 with log2(e) folded into the scale",
+        "01234",
+        (("problem.scale;", "(problem.scale * 1.4426950408889634f);"), ("__expf(", "exp2f(")),
+    ),
+    (
+        "a finite number for minus infinity",
+        "0123",
+        (("float running_max = -INFINITY;", "float running_max = -1e30f;"),),
+    ),
+    (
+        "rescaled only where the maximum grows",
+        "01234",
+        (
+            (
+                "const float correction = __expf(running_max - new_max);",
+                "const float correction = new_max > running_max ? __expf(running_max - new_max) : 1.0f;",
+            ),
+        ),
+    ),
+    ("the tokens of a page backwards", "124", REVERSE_TOKENS_12),
+    (
+        "the pages backwards",
+        "0",
+        (
+            ("token < context;", "token < context;"),
+            ("token / problem.page_size", "(context - 1 - token) / problem.page_size"),
+            ("token % problem.page_size", "(context - 1 - token) % problem.page_size"),
+        ),
+    ),
+    ("expf in place of __expf", "01234", (("__expf(", "expf("),)),
+    (
+        "splits merged backwards",
+        "4",
+        (
+            (
+                "for (int split = 0; split < splits; ++split)",
+                "for (int split = splits - 1; split >= 0; --split)",
+            ),
+        ),
+    ),
+)
+
+
+def planted(stage_number: str, edits: tuple[Edit, ...]) -> Source:
+    """A stage's kernel with edits.
+
+    Raises:
+        ValueError: the kernel does not have a text that is to be replaced.
+    """
+    stage = find_stage(f"0{stage_number}")
+    text = stage.source().text
+    for old, new in edits:
+        if old not in text:
+            raise ValueError(f"{stage.id} has no {old!r}; mend tests/faulty/plants.py")
+        text = text.replace(old, new)
+    return Source(stage.path.name, text)

@@ -1,0 +1,158 @@
+"""Planted faults are named; honest kernels are not; what is not known is described, not guessed."""
+
+import re
+
+import numpy as np
+import pytest
+from faulty.plants import HONEST, PLANTS, SCORE_01, planted
+
+from labs_common.check import CHECK_PROBLEMS, check
+from labs_common.diagnose import describe_wrong, diagnose, diagnose_kernel, run_probes
+from labs_common.faults import FAULTS, PROBES, probe_models
+from labs_common.problem import Problem
+from labs_common.source import Source
+from labs_common.stages import STAGES, find_stage
+
+FIRST_STAGES = STAGES[:5]
+BY_NAME = {fault.name: fault for fault in FAULTS}
+
+
+def cases(table):
+    found = []
+    for name, numbers, edits in table:
+        for number in numbers:
+            same = sum(case.id.startswith(f"0{number}-{name}") for case in found)
+            found.append(pytest.param(number, name, edits, id=f"0{number}-{name}{same or ''}"))
+    return found
+
+
+@pytest.mark.parametrize(("number", "name", "edits"), cases(PLANTS))
+def test_a_planted_fault_is_named(simulator, number, name, edits):
+    source, stage = planted(number, edits), find_stage(int(number))
+
+    diagnosis = diagnose_kernel(source, stage, simulator)
+
+    assert diagnosis.fault == name, diagnosis.sentence
+    if name in BY_NAME:
+        fault = BY_NAME[name]
+        assert fault.says in diagnosis.sentence and diagnosis.topic == fault.topic
+        assert diagnosis.batch is not None and diagnosis.head is not None
+        assert f"batch {diagnosis.batch}, head {diagnosis.head}" in diagnosis.sentence
+        if fault.topic == "pages" and "keys" not in name:
+            assert diagnosis.page is not None and f"page {diagnosis.page}" in diagnosis.sentence
+    code = source.text.splitlines()[diagnosis.line - 1].split("//")[0].strip()
+    assert re.search(r"[;{]$", code), code
+
+
+@pytest.mark.parametrize("number", "01234")
+def test_at_least_fifteen_faults_are_planted_in_each_stage(number):
+    assert len({name for name, numbers, _ in PLANTS if number in numbers}) >= 15
+    assert len([name for name, numbers, _ in HONEST if number in numbers]) >= 3
+
+
+@pytest.mark.parametrize(("number", "name", "edits"), cases(HONEST))
+def test_an_honest_variant_has_no_fault(simulator, number, name, edits):
+    source, stage = planted(number, edits), find_stage(int(number))
+    assert source.text != stage.source().text
+
+    assert diagnose_kernel(source, stage, simulator) is None
+
+
+@pytest.mark.parametrize("stage", FIRST_STAGES, ids=lambda s: s.id)
+def test_the_labs_own_kernels_have_none(simulator, stage):
+    assert diagnose_kernel(stage.source(), stage, simulator) is None
+
+
+def test_two_faults_at_once_are_described_without_a_guess(simulator):
+    edits = ((SCORE_01, ""), ("token < context;", "token < context - 1;"))
+
+    diagnosis = diagnose_kernel(planted("0", edits), find_stage(0), simulator)
+
+    assert diagnosis.fault is None and diagnosis.topic is None
+    assert not any(fault.says in diagnosis.sentence for fault in FAULTS)
+    assert "tokens 4 of batch 0, head 0 (5 tokens) have no weight" in diagnosis.sentence
+    assert "wrong ratios" in diagnosis.sentence
+
+
+def test_what_is_seen_of_a_factor_that_no_fault_has(simulator):
+    """A weight too large by a factor for one token: neither missing nor a known fault."""
+    edits = (("const float weight = ", "const float weight = (token == 2 ? 3.0f : 1.0f) * "),)
+
+    diagnosis = diagnose_kernel(planted("0", edits), find_stage(0), simulator)
+
+    assert diagnosis.fault is None
+    assert "every head" in diagnosis.sentence and "wrong ratios" in diagnosis.sentence
+
+
+def test_findings_come_first(simulator):
+    edits = (
+        ("__syncthreads();  // the tile is complete", ""),
+        (
+            "const int valid = min(problem.page_size, context - start);",
+            "const int valid = problem.page_size;",
+        ),
+    )
+
+    diagnosis = diagnose_kernel(planted("3", edits), find_stage(3), simulator)
+
+    assert diagnosis.sentence.startswith("racecheck: ")
+    assert "__syncthreads() is missing" in diagnosis.sentence
+
+
+def test_check_names_the_fault_and_leaves_a_right_kernel_alone(simulator):
+    stage = find_stage(0)
+
+    report = check(planted("0", ((SCORE_01, ""),)), stage, simulator)
+    right = check(stage.source(), stage, simulator)
+
+    assert not report.ok and report.diagnosis.fault == "unscaled"
+    assert right.ok and right.diagnosis is None
+    assert check(planted("0", ((SCORE_01, ""),)), stage, simulator, diagnose=False).diagnosis is None
+
+
+def test_a_kernel_that_writes_nothing_is_described(simulator):
+    text = (
+        '#include "paged_attention.cuh"\n'
+        'extern "C" __global__ void paged_attention_baseline(Problem problem, Inputs in, float* output) {}\n'
+    )
+
+    report = check(Source("mine.cu", text), find_stage(0), simulator, CHECK_PROBLEMS[:1])
+
+    assert report.diagnosis.fault is None
+    assert "all NaN" in report.diagnosis.sentence
+
+
+def test_outputs_alone_are_enough(simulator):
+    """A grader has outputs of a child process and no engine."""
+    stage = find_stage(2)
+    models = probe_models(stage)
+    outputs, findings = run_probes(stage.source(), stage, simulator)
+
+    assert findings == () and diagnose(outputs, stage) is None
+    wrong = {name: models[name]["table_of_sequence_0"].output for name in outputs}
+    named = diagnose(wrong, stage)
+    assert named.fault == "table_of_sequence_0" and named.line is None
+    assert diagnose({"plain": wrong["plain"]}, stage).fault == "table_of_sequence_0"
+
+
+def test_the_place_of_a_dropped_page():
+    """The first sequence has 13 tokens on pages of 8: page 1 is not full."""
+    stage, probe = find_stage(0), PROBES[0]
+    wrong = {probe.name: probe_models(stage)[probe.name]["last_partial_page_dropped"].output}
+
+    diagnosis = diagnose(wrong, stage)
+
+    assert probe.problem.context_lengths[0] == 13 and probe.problem.page_size == 8
+    assert (diagnosis.batch, diagnosis.head, diagnosis.page) == (0, 0, 1)
+    assert f"physical page {probe.inputs().block_tables[0, 1]}" in diagnosis.sentence
+
+
+def test_wrong_places_in_words():
+    problem = Problem(4, 2, 8, 4, (1, 2, 3), name="words")
+    expected = np.ones((3, 4, 8))
+    output = expected.copy()
+    output[1:, 2, 3] = 0
+
+    words = describe_wrong(output, expected, problem)
+
+    assert words == "wrong in “words” are batch 1 to 2 of 3, head 2 of 4, dimension 3 of 8 (all 0)"
