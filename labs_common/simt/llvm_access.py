@@ -9,7 +9,6 @@ from __future__ import annotations
 from . import llvm_layout as at
 from . import llvm_runtime as runtime
 from . import vector_math as vm
-from .errors import UnsupportedError
 from .llvm_code import FALSE, Base
 from .llvm_layout import CTX
 from .llvm_runtime import ACCESS_COUNTERS
@@ -35,10 +34,9 @@ _ATOMIC = ("add", "min", "max", "and", "or", "xor", "inc", "dec", "exch", "cas")
 class Accesses(Base):
     """Adds memory instructions."""
 
-    def address(self, access: Access) -> Value:
-        """The address operand, 64 bits: one value, or one for each lane."""
+    def address_of(self, address: Address) -> Value:
+        """An address operand, 64 bits: one value, or one for each lane."""
         f = self.f
-        address: Address = access.address
         if isinstance(address.base, Symbol):
             base = self.symbol(address.base)
         elif address.base is None:
@@ -56,9 +54,7 @@ class Accesses(Base):
         if access.operation in ("atom", "red"):
             self.atomic(row, access)
             return
-        if access.operation == "cp":
-            raise UnsupportedError(f"{self.instruction.name} is not simulated by this engine", self.line)
-        address = self.address(access)
+        address = self.address_of(access.address)
         span = access.width * access.count
         store = access.operation == "st"
         space = access.space
@@ -329,7 +325,7 @@ class Accesses(Base):
             f.spread(self.bits_of_source(o, t))
             for o, t in zip(self.values_of(sources), row.sources, strict=True)
         ]
-        address = self.address(access)
+        address = self.address_of(access.address)
         width = access.width
         element = f"i{8 * width}"
         number = self.layout.access_number[self.index]

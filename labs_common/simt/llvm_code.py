@@ -287,6 +287,10 @@ class Base:
             row = operation(self.instruction)
             if row.kind == "alu":
                 self.alu(row)
+            elif row.kind == "memory" and row.group == "copy":
+                self.copy(self.program.access[i])
+            elif row.kind == "copy":
+                self.copy_group(row)
             elif row.kind == "memory":
                 self.memory(row, self.program.access[i])
             elif row.kind == "warp":

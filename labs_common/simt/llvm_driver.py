@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from . import llvm_copies
 from . import llvm_layout as at
 from .llvm_layout import CTX
 from .llvm_races import race_lanes, race_run
@@ -117,6 +118,7 @@ def driver(module: Module, stepped: bool) -> None:
     f.store(f.i32(0), f.pointer(warp, at.WARP_NEXT))
     f.store(f.ctx("budget"), f.pointer(warp, at.WARP_BUDGET))
     f.store(f.i64(0), f.pointer(warp, at.WARP_CHUNK))
+    llvm_copies.forget(f, k)
     slots = f.pointer(warp, at.WARP_SLOTS)
     f.line(f"call void @llvm.memset.p0.i64(ptr {slots}, i8 0, {f.ctx('slots_bytes')}, i1 false)")
     f.store(f.bin("add", k, f.i64(1)), w)
@@ -296,6 +298,7 @@ DECLARATIONS = (
     "declare void @count_atomic(ptr, ptr, i32, i64, i32, i32, i32, i64)",
     "declare void @race_run(ptr, ptr, i32, i32, i64, i64, i32, i32)",
     "declare i32 @refill(ptr, ptr)",
+    *llvm_copies.DECLARATIONS,
 )
 
 
@@ -303,6 +306,8 @@ def text(triple: str, attributes: str) -> str:
     """The IR of everything in this module."""
     module = Module()
     for part in (resolve, wavefronts, sectors, race_run, race_lanes, place, access, count_atomic, refill):
+        part(module)
+    for part in llvm_copies.FUNCTIONS:
         part(module)
     for stepped in (False, True):
         driver(module, stepped)

@@ -35,6 +35,7 @@ from .errors import BudgetError, Fault, Finding, UnsupportedError
 from .launch import Launch, Result
 from .llvm_analysis import chains
 from .llvm_blocks import Stalled
+from .llvm_copies import RING_BYTES
 from .llvm_emit import Kernel
 from .llvm_faults import finding_of, hazard_of, notes_of
 from .llvm_layout import CTX
@@ -113,7 +114,7 @@ def _steps(launch: Launch) -> bool:
         "racecheck" in launch.checks
         and launch.threads > 32
         and launch.shared_bytes > 0
-        and any(a.space in ("shared", "generic") for a in accesses)
+        and any(a.space in ("shared", "generic") or a.operation == "cp" for a in accesses)
     )
 
 
@@ -166,7 +167,8 @@ class Worker:
         # every word's tags and infos, and which (instruction, hazard) were reported
         self.race_words = self.shared_size // 4 + 160 if run.stepped else 0
         self.race = _aligned(6 * 4 * self.race_words)
-        self.race_seen = np.zeros(4 * len(program.instructions) + 4, np.uint8)
+        self.race_seen = np.zeros(at.HAZARDS * len(program.instructions) + at.HAZARDS, np.uint8)
+        self.copies = _aligned(RING_BYTES * self.warps if run.copying else 0)
         self.hazards: list[tuple[int, Finding]] = []
         self.maps: list[tuple[np.ndarray, np.ndarray]] = []
         rows = np.zeros((max(1, len(run.allocations)), at.TABLE_BYTES // 8), np.int64)
@@ -218,12 +220,13 @@ class Worker:
             "param_bytes": len(launch.params),
             "call": ctypes.cast(run.callback, ctypes.c_void_p).value,
             "host": id(self),
-            "track_shared": "initcheck" in launch.checks,
+            "track_shared": run.tracked,
             "track_global": "initcheck" in launch.checks,
             "notes": self.notes.ctypes.data,
             "race": self.race.ctypes.data if run.stepped else 0,
             "race_words": self.race_words,
             "race_seen": self.race_seen.ctypes.data,
+            "copies": self.copies.ctypes.data if len(self.copies) else 0,
             "report": ctypes.cast(run.report, ctypes.c_void_p).value,
             "access_counters": self.counters.ctypes.data + 8 * 5 * len(program.blocks),
             "slots_bytes": self.warp_bytes - at.WARP_SLOTS - 64,
@@ -373,6 +376,10 @@ class Run:
         self.launch, self.space = launch, space
         _check_parameters(launch)
         self.stepped = _steps(launch)
+        self.copying = any(a.operation == "cp" for a in launch.program.access.values())
+        self.tracked = at.TRACK_WRITES if "initcheck" in launch.checks else 0
+        if self.copying and "synccheck" in launch.checks:
+            self.tracked |= at.TRACK_COPIES
         self.compiled = compiled(launch.program, self.stepped)
         self.allocations = [a for a in space.allocations if a.size]
         self.params = np.frombuffer(launch.params.ljust(8, b"\0"), np.uint8).copy()

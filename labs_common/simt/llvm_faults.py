@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from . import llvm_copies as copies
 from . import llvm_layout as at
 from .errors import Finding, TrapError
 from .memory import WINDOW, WINDOW_BYTES, describe
+from .numpy_copies import CAPACITY, in_flight
 
 if TYPE_CHECKING:
     from .llvm_engine import Run, Worker
@@ -29,7 +31,7 @@ def finding_of(worker: Worker) -> Finding:
     thread = 32 * worker.field("fault_warp") + lane
     instruction, extra = worker.field("fault_instruction"), worker.field("fault_extra")
     address = worker.field("fault_address")
-    if kind in (at.OUT_OF_BOUNDS, at.MISALIGNED, at.UNWRITTEN_SHARED):
+    if kind in (at.OUT_OF_BOUNDS, at.MISALIGNED, at.UNWRITTEN_SHARED, at.COPY_TARGET):
         return _memory(worker, instruction, extra)
     block, index = worker.where(thread)
     if kind == at.MASK_ABSENT:
@@ -83,6 +85,9 @@ def _memory(worker: Worker, instruction: int, span: int) -> Finding:
     lanes = [k for k in range(32) if mask >> k & 1]
     space, base = access.space, 0
     verb = {"st": "write", "atom": "atomic", "red": "atomic"}.get(access.operation, "read")
+    if worker.field("fault") == at.COPY_TARGET:  # what cp.async writes; else it is about what it reads
+        addresses = worker.context[copies.SCRATCH_OFFSETS :][:256].view(np.uint64)
+        space, verb = "shared", "write"
     if space == "generic":
         # the spaces one after the other, as they are looked at
         lane = worker.field("fault_lane")
@@ -151,10 +156,35 @@ def _in(address: int, space: str) -> bool:
     return not any(base <= address < base + WINDOW_BYTES for base in WINDOW.values())
 
 
+def _in_flight(worker: Worker, instruction: int, warp: int, offset: int, lane: int) -> Finding:
+    """The finding of a read that should have waited for an asynchronous copy: the oldest one to that word."""
+    oldest = None
+    for w in range(worker.warps):
+        ring = worker.copies[w * copies.RING_BYTES :][: copies.RING_BYTES]
+        head, tail = (int(n) for n in ring[:16].view(np.int64))
+        for n in range(head, tail):
+            start = copies.RING_ENTRIES + n % CAPACITY * copies.ENTRY_BYTES
+            entry = ring[start : start + copies.ENTRY_BYTES]
+            waiting, copy = (int(v) for v in entry[:8].view(np.uint32))
+            span = int(entry[copies.ENTRY_SPAN :][:8].view(np.int64)[0])
+            offsets = entry[copies.ENTRY_OFFSETS :][:256].view(np.int64)
+            hits = (offsets <= offset) & (offset < offsets + span) & (waiting >> np.arange(32) & 1 == 1)
+            if hits.any() and (oldest is None or n < oldest[0]):
+                oldest = (n, 32 * w + int(np.argmax(hits)), copy)
+                break
+    assert oldest is not None
+    block, thread = worker.where(32 * warp + lane)
+    owner = worker.where(oldest[1])[1]
+    file, line = source_of(worker, instruction)
+    return in_flight(file, line, block, thread, offset, owner, source_of(worker, oldest[2])[1])
+
+
 def hazard_of(
     worker: Worker, instruction: int, warp: int, hazard: int, offset: int, words: int, shift: int, lane: int
 ) -> Finding:
     """The finding of a race; called before the access enters the worker's race state."""
+    if hazard == at.COPY_IN_FLIGHT:
+        return _in_flight(worker, instruction, warp, offset, lane)
     arrays = worker.race[: 24 * worker.race_words].view(np.uint32).reshape(6, -1)
     kind, tags, infos = {
         at.READ_AFTER_WRITE: ("Read-After-Write", at.RACE_WRITER, at.RACE_WRITER_INFO),

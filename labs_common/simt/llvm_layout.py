@@ -17,6 +17,7 @@ _FIELDS = (
     "fault_extra", "clock", "shared_window", "local_window", "param_window", "param_bytes", "host",
     "call", "track_shared", "track_global", "notes", "order", "fault_mask", "swap", "access_counters",
     "slots_bytes", "uniform", "masked", "epoch", "race", "race_words", "race_seen", "report",
+    "copies",
 )  # fmt: skip
 CTX = {name: 8 * k for k, name in enumerate(_FIELDS)}
 SCRATCH_ADDRESSES = 1024  # 32 x i64
@@ -71,7 +72,8 @@ DONE, BARRIER, SWITCH, FAULT, STOP, BUDGET, STALL, SWAP, YIELD = range(9)
     TRAPPED,
     BAD_INDEX,
     NOT_IN_MASK,
-) = range(1, 10)
+    COPY_TARGET,
+) = range(1, 11)
 
 SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC, SPACE_PARAM, SPACE_CONST = range(6)
 # ---- race state of shared memory: six arrays of i32, one element for each word
@@ -79,7 +81,12 @@ SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC, SPACE_PARAM, SPACE_CONST
 RACE_WRITER, RACE_WRITER_INFO, RACE_READER, RACE_READER_INFO, RACE_SECOND, RACE_SECOND_INFO = range(6)
 RACE_ATOMIC = 1 << 31
 RACE_EPOCHS = 1 << 26  # then the tags are cleared
-READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_SECOND_READ = range(4)
+READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_SECOND_READ, COPY_IN_FLIGHT = range(5)
+HAZARDS = 8  # bytes of race_seen for each instruction
+
+# ---- shared_flags: a byte for each word, bits 0 to 3 for its written bytes
+FLAG_COPY = 16  # an asynchronous copy is on its way there
+TRACK_WRITES, TRACK_COPIES = 1, 2  # bits of track_shared: which flags are looked at
 
 # ---- notes: the first global read of unwritten memory at each access: seen, block, warp, lane, address
 NOTE_BYTES = 40

@@ -75,7 +75,8 @@ def race_run(module: Module) -> None:
     def report(condition: Value, hazard: Value) -> None:
         bits = f.mask_bits(condition)
         after = f.start_if(f.icmp("ne", bits, f.i32(0)), "unlikely")
-        at_seen = f.bin("add", f.bin("mul", f.resize(instruction, "i64"), f.i64(4)), f.resize(hazard, "i64"))
+        row = f.bin("mul", f.resize(instruction, "i64"), f.i64(at.HAZARDS))
+        at_seen = f.bin("add", row, f.resize(hazard, "i64"))
         seen = f.pointer(f.ctx_pointer("race_seen"), at_seen)
         inner = f.start_if(f.icmp("eq", f.load("i8", seen), Value("0", "i8")))
         f.store(Value("1", "i8"), seen)

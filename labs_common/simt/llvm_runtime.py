@@ -326,10 +326,21 @@ def place(module: Module) -> None:
     have = f.load("i8", here)
     f.cond(f.bin("and", reads, f.icmp("ne", f.ctx("track_shared"), f.i64(0))), check, mark)
     f.label(check)
+    copying = f.icmp("ne", f.bin("and", have, Value(str(at.FLAG_COPY), "i8")), Value("0", "i8"))
+    in_flight, settled = f.new_label("in_flight"), f.new_label("settled")
+    f.cond(copying, in_flight, settled, "unlikely")
+    f.label(in_flight)  # reported, and the copy counts as the word's write
+    copy_read(f, instruction, f.bin("add", f.bin("and", offset, f.i64(-4)), f.bin("mul", k, f.i64(4))), lane)
+    f.store(f.bin("or", have, Value("15", "i8")), here)
+    f.br(mark)
+    f.label(settled)
     complete = f.icmp("eq", f.bin("and", have, bits), bits)
-    f.cond(complete, mark, unwritten)
+    off = f.icmp("eq", f.bin("and", f.ctx("track_shared"), f.i64(at.TRACK_WRITES)), f.i64(0))
+    f.cond(f.bin("or", complete, off), mark, unwritten)
     f.label(mark)
-    f.store(f.select(writes, f.bin("or", have, bits), have), here)
+    have = f.load("i8", here)
+    marked = f.bin("and", f.bin("or", have, bits), Value("15", "i8"))
+    f.store(f.select(writes, marked, have), here)
     f.br(following)
     f.label(following)
     f.store(f.bin("add", k, f.i64(1)), step)
@@ -427,6 +438,20 @@ def place(module: Module) -> None:
     f.label(beyond)
     fails(at.OUT_OF_BOUNDS)
     f.finish()
+
+
+def copy_read(f: Function, instruction: Value, offset: Value, lane: Value) -> None:
+    """Tell the engine, once for each instruction, of a read where an asynchronous copy is on its way to."""
+    at_seen = f.bin("mul", f.resize(instruction, "i64"), f.i64(at.HAZARDS))
+    seen = f.pointer(f.ctx_pointer("race_seen"), f.bin("add", at_seen, f.i64(at.COPY_IN_FLIGHT)))
+    after = f.start_if(f.icmp("eq", f.load("i8", seen), Value("0", "i8")))
+    f.store(Value("1", "i8"), seen)
+    warp = f.field("i64", "%warp", at.WARP_INDEX)
+    f.line(
+        f"call void {f.ctx_pointer('report')}({f.ctx('host')}, {instruction}, {warp}, "
+        f"i32 {at.COPY_IN_FLIGHT}, {offset}, i64 1, i32 31, {lane})"
+    )
+    f.end_if(after)
 
 
 def access(module: Module) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from .program import Access, Program, liveness
+from .program import Program, awaits_copies, liveness
 
 
-def _notices(access: Access) -> bool:
-    """Whether an access may show in which order warps run: to shared memory, or atomic."""
-    return access.space in ("shared", "generic") or access.operation in ("atom", "red")
+def _notices(program: Program, i: int) -> bool:
+    """Whether an instruction may show in which order warps run: it accesses shared memory, or is atomic."""
+    access = program.access.get(i)
+    if access is None:
+        return awaits_copies(program.instructions[i])
+    return access.space in ("shared", "generic") or access.operation in ("atom", "red", "cp")
 
 
 def split_at_accesses(program: Program) -> tuple[Program, list[int]]:
@@ -20,11 +23,7 @@ def split_at_accesses(program: Program) -> tuple[Program, list[int]]:
     """
     parts: list[list[tuple[int, int]]] = []
     for block in program.blocks:
-        cuts = [
-            i
-            for i in range(block.start + 1, block.stop)
-            if i in program.access and _notices(program.access[i])
-        ]
+        cuts = [i for i in range(block.start + 1, block.stop) if _notices(program, i)]
         edges = [block.start, *cuts, block.stop]
         parts.append(list(pairwise(edges)))
     first = [0]
@@ -59,8 +58,4 @@ def split_at_accesses(program: Program) -> tuple[Program, list[int]]:
 
 def sharing_blocks(program: Program) -> set[int]:
     """Blocks whose place among other warps' blocks may show: they access shared memory, or are atomic."""
-    found = set()
-    for i, access in program.access.items():
-        if _notices(access):
-            found.add(program.executed_in[i])
-    return found
+    return {place for i, place in enumerate(program.executed_in) if _notices(program, i)}

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 from . import llvm_layout as at
 from .errors import UnsupportedError
-from .llvm_access import Accesses
 from .llvm_code import TRUE
+from .llvm_copies import Copies
 from .llvm_layout import CTX
 from .llvm_text import WARP, Value, const
 from .ops import Operation, operands
 from .parse import Sink
 
 
-class Code(Accesses):
+class Code(Copies):
     """Adds shuffles, votes and the like, barriers and builtin calls: everything but control flow."""
 
     def warp(self, row: Operation) -> None:

@@ -1,0 +1,341 @@
+"""cp.async on both engines: what lands where and when, what is counted, and what is reported.
+
+Expected values follow the PTX ISA's text: data are visible to the thread that waited, wait_group N leaves the
+newest N groups on their way, bytes beyond src-size are zero, wait_all is commit_group with wait_group 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simt_helpers import kernel_text, run, store_result
+
+from labs_common.simt.errors import Fault, UnsupportedError
+
+FILE = '.file 1 "/lab/kernels/student.cu"\n'
+SHARED = ".shared .align 16 .b8 tile[2048];\n"
+OLD = 0x01010101  # what the kernels below put into shared memory first
+both = pytest.mark.parametrize("engine", ["numpy", "llvm"])
+
+
+def at(line: int, text: str) -> str:
+    """Instructions attributed to a source line."""
+    return f".loc 1 {line} 3\n{text}\n"
+
+
+def fill(words: int) -> str:
+    """Every word of the tile becomes OLD, by thread 0; everyone waits."""
+    stores = "\n".join(f"st.shared.u32 [tile+{4 * k}], {OLD};" for k in range(words))
+    return f"setp.ne.u32 %p9, %r0, 0;\n@%p9 bra FILLED;\n{stores}\nFILLED:\nbar.sync 0;\n"
+
+
+def dump(words: int) -> str:
+    """Thread 0 copies the tile's first words to p1."""
+    moves = "\n".join(
+        f"ld.shared.u32 %r50, [tile+{4 * k}];\nst.global.u32 [%d1+{4 * k}], %r50;" for k in range(words)
+    )
+    return f"bar.sync 0;\n@%p9 bra DONE;\n{moves}\nDONE:\nret;"
+
+
+def place(size: int) -> str:
+    """%d5: this thread's source, %r5: its place in the tile, elements of `size` bytes."""
+    return (
+        f"mul.wide.u32 %d5, %r0, {size};\nadd.u64 %d5, %d0, %d5;\nmov.u32 %r4, tile;\n"
+        f"mad.lo.u32 %r5, %r0, {size}, %r4;\n"
+    )
+
+
+def tile_after(body: str, source: np.ndarray, words: int, engine: str, threads: int = 4, file: str = FILE):
+    """(words of the tile, findings, counters)."""
+    text = kernel_text(fill(words) + body + dump(words), 2, SHARED) + file
+    arrays, result = run(text, source, np.zeros(words, np.uint32), block=threads, engine=engine)
+    return arrays[1], result.findings, result.counters
+
+
+def random_words(count: int) -> np.ndarray:
+    return np.random.default_rng(7).integers(2, 2**32, count, dtype=np.uint32)
+
+
+@both
+@pytest.mark.parametrize(
+    ("cache", "size"),
+    [("ca", 4), ("ca", 8), ("ca", 16), ("cg", 16), ("ca.shared::cta.global.L2::128B", 16)],
+)
+def test_copies_of_every_size_land_and_their_neighbours_stay(cache, size, engine):
+    source = random_words(4 * size // 4)
+    kind = cache if "global" in cache else f"{cache}.shared.global"
+    body = place(size) + f"cp.async.{kind} [%r5], [%d5], {size};\ncp.async.wait_all;\n"
+
+    tile, findings, _ = tile_after(body, source, len(source) + 4, engine)
+
+    np.testing.assert_array_equal(tile, [*source, *[OLD] * 4])
+    assert findings == []
+
+
+@both
+def test_data_are_not_there_before_the_wait(engine):
+    body = place(4) + "cp.async.ca.shared.global [%r5], [%d5], 4;\ncp.async.commit_group;\n"
+    early = at(31, "ld.shared.u32 %r8, [%r5];") + at(
+        32, "cp.async.wait_group 0;\nst.shared.u32 [%r5+64], %r8;"
+    )
+
+    tile, findings, _ = tile_after(at(30, body) + early, random_words(4), 20, engine)
+
+    np.testing.assert_array_equal(tile[:4], random_words(4))
+    np.testing.assert_array_equal(tile[16:], [OLD] * 4)
+    (finding,) = findings
+    assert (finding.tool, finding.line, finding.thread) == ("synccheck", 31, (0, 0, 0))
+    assert "cp.async in flight" in finding.kind
+    assert "line 30" in finding.message
+
+
+@both
+@pytest.mark.parametrize("keep", [0, 1, 2])
+def test_wait_group_leaves_the_newest_groups_on_their_way(keep, engine):
+    copies = "".join(
+        f"cp.async.ca.shared.global [%r5+{16 * n}], [%d5+{16 * n}], 4;\ncp.async.commit_group;\n"
+        for n in range(3)
+    )
+    source = random_words(12)
+    look = "".join(f"ld.shared.u32 %r{8 + n}, [%r5+{16 * n}];\n" for n in range(3))
+    keepers = "".join(f"st.shared.u32 [%r5+{64 + 16 * n}], %r{8 + n};\n" for n in range(3))
+    body = place(4) + copies + f"cp.async.wait_group {keep};\n" + look + "cp.async.wait_all;\n" + keepers
+
+    tile, findings, _ = tile_after(body, source, 28, engine)
+
+    landed = 3 - keep
+    np.testing.assert_array_equal(tile[:12], source)
+    np.testing.assert_array_equal(tile[16:28], [*source[: 4 * landed], *[OLD] * (12 - 4 * landed)])
+    assert len(findings) == (1 if keep else 0)
+
+
+@both
+def test_bytes_beyond_the_source_size_are_zero_and_not_read(engine):
+    """A register limits the bytes: 16, 5 and 0 of 16; the lane with 0 has an address nobody may read."""
+    source = random_words(8)
+    limits = (
+        "mov.u32 %r7, 16;\nsetp.eq.u32 %p1, %r0, 1;\nselp.u32 %r7, 5, %r7, %p1;\n"
+        "setp.eq.u32 %p2, %r0, 2;\nselp.u32 %r7, 0, %r7, %p2;\nselp.u64 %d5, 64, %d5, %p2;\n"
+    )
+    body = place(16) + limits + "cp.async.cg.shared.global [%r5], [%d5], 16, %r7;\ncp.async.wait_all;\n"
+
+    tile, findings, counters = tile_after(body, source, 16, engine, threads=3)
+
+    bytes_ = source.view(np.uint8)
+    expected = np.concatenate([bytes_[:16], bytes_[16:21], np.zeros(11 + 16, np.uint8)])
+    np.testing.assert_array_equal(tile.view(np.uint8)[:48], expected)
+    np.testing.assert_array_equal(tile[12:], [OLD] * 4)
+    assert findings == []
+    assert counters.totals()["global_load_sectors"] == 1  # 21 bytes of one 32-byte sector
+
+
+@both
+@pytest.mark.parametrize("literal", [True, False])
+def test_zero_fill_by_literal_and_by_predicate(literal, engine):
+    limit = "0" if literal else "%p1"
+    body = place(4) + f"setp.ge.u32 %p1, %r0, 0;\ncp.async.ca.shared.global [%r5], [%d5], 4, {limit};\n"
+
+    tile, _, _ = tile_after(body + "cp.async.wait_all;\n", random_words(4), 5, engine)
+
+    np.testing.assert_array_equal(tile, [0, 0, 0, 0, OLD])
+
+
+@both
+def test_groups_are_each_thread_s_own(engine):
+    """Odd threads commit once more, so that wait_group 1 is enough for their copy, not for even threads'."""
+    body = (
+        place(4)
+        + "cp.async.ca.shared.global [%r5], [%d5], 4;\ncp.async.commit_group;\n"
+        + "and.b32 %r6, %r0, 1;\nsetp.eq.u32 %p1, %r6, 0;\n@%p1 bra EVEN;\ncp.async.commit_group;\nEVEN:\n"
+        + "cp.async.wait_group 1;\nld.shared.u32 %r8, [%r5];\n"
+        + "cp.async.wait_all;\nst.shared.u32 [%r5+32], %r8;\n"
+    )
+    source = random_words(8)
+
+    tile, findings, _ = tile_after(body, source, 16, engine, threads=8)
+
+    np.testing.assert_array_equal(tile[8:], [OLD if k % 2 == 0 else source[k] for k in range(8)])
+    assert len(findings) == 1
+
+
+@both
+def test_what_is_never_committed_lands_at_wait_all_only(engine):
+    copy = "cp.async.ca.shared.global [%r5], [%d5], 4;\n"
+    look = "ld.shared.u32 %r8, [%r5];\nst.shared.u32 [%r5+32], %r8;\ncp.async.wait_all;\n"
+
+    tile, _, _ = tile_after(place(4) + copy + "cp.async.wait_group 0;\n" + look, random_words(4), 12, engine)
+
+    np.testing.assert_array_equal(tile[8:], [OLD] * 4)
+    np.testing.assert_array_equal(tile[:4], random_words(4))
+
+
+@both
+def test_more_copies_than_a_warp_can_have_on_their_way_let_the_oldest_land(engine):
+    """300 copies to one word and no wait: 44 have landed, as they may; the word holds the 44th."""
+    source = np.arange(1000, 1300, dtype=np.uint32)
+    body = (
+        "mov.u32 %r4, tile;\nmov.u32 %r6, 0;\nmov.u64 %d6, %d0;\nLOOP:\n"
+        "cp.async.ca.shared.global [%r4], [%d6], 4;\nadd.u64 %d6, %d6, 4;\nadd.u32 %r6, %r6, 1;\n"
+        "setp.lt.u32 %p1, %r6, 300;\n@%p1 bra LOOP;\n"
+    )
+
+    tile, findings, _ = tile_after(body, source, 2, engine, threads=1)
+
+    np.testing.assert_array_equal(tile, [1043, OLD])
+    assert [f.tool for f in findings] == ["synccheck"]
+
+
+@both
+def test_a_copy_is_counted_as_a_global_load_and_a_shared_store(engine):
+    """32 threads x 16 bytes in a row: one request of 16 sectors, four passes over the banks."""
+    body = place(16) + "cp.async.cg.shared.global [%r5], [%d5], 16;\ncp.async.wait_all;\n"
+
+    _, _, counters = tile_after(body, random_words(128), 1, engine, threads=32)
+
+    totals = counters.totals()
+    assert totals["global_load_requests"] == 1
+    assert totals["global_load_sectors"] == 16
+    assert totals["shared_stores"] == 1 + 1  # with fill's
+    assert totals["shared_store_wavefronts"] == 4 + 1
+    assert totals["dram_read_bytes"] == 512
+
+
+@both
+@pytest.mark.parametrize(
+    ("copy", "kind", "text"),
+    [
+        ("[%r5], [%d5+16]", "Invalid __global__ read of size 16 bytes", "out of bounds"),
+        ("[%r5], [%d5+8]", "Invalid __global__ read of size 16 bytes", "misaligned"),
+        ("[%r5+8], [%d5]", "Invalid __shared__ write of size 16 bytes", "misaligned"),
+        ("[%r5+2032], [%d5]", "Invalid __shared__ write of size 16 bytes", "out of bounds"),
+    ],
+)
+def test_both_addresses_of_a_copy_are_checked(copy, kind, text, engine):
+    body = place(16) + at(9, f"cp.async.cg.shared.global {copy}, 16;")
+
+    with pytest.raises(Fault) as caught:
+        tile_after(body, random_words(16), 4, engine)
+
+    finding = caught.value.finding
+    assert (finding.tool, finding.kind, finding.line) == ("memcheck", kind, 9)
+    assert text in finding.message
+    assert finding.thread == (({"[%r5], [%d5+16]": 3, "[%r5+2032], [%d5]": 1}).get(copy, 0), 0, 0)
+
+
+@both
+@pytest.mark.parametrize("barrier", [True, False])
+def test_another_warp_needs_a_barrier_after_the_wait(barrier, engine):
+    """Threads 0 to 31 copy and wait, threads 32 to 63 read."""
+    body = (
+        place(4)
+        + "setp.ge.u32 %p1, %r0, 32;\n@%p1 bra READ;\n"
+        + at(20, "cp.async.ca.shared.global [%r5], [%d5], 4;")
+        + at(21, "cp.async.wait_all;\nREAD:")
+        + ("bar.sync 0;\n" if barrier else "")
+        + at(23, "@!%p1 bra OVER;\nld.shared.u32 %r8, [%r5+-128];\nst.shared.u32 [%r5+256], %r8;\nOVER:")
+    )
+    source = random_words(64)
+
+    tile, findings, _ = tile_after(body, source, 112, engine, threads=64)
+
+    if barrier:
+        np.testing.assert_array_equal(tile[96:112], source[:16])
+        assert findings == []
+    else:
+        assert {(f.tool, f.line) for f in findings} == {("racecheck", 23)}
+
+
+@both
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5], [%d5], 16, [%r6];",
+        "cp.async.ca.shared.global [%r5], [%d5], 2;",
+        "cp.async.cg.shared.global [%r5], [%d5], 8;",
+        "cp.async.mbarrier.arrive.shared.b64 [%r5];",
+    ],
+)
+def test_other_copies_are_refused_by_name_and_line_before_anything_runs(instruction, engine):
+    text = kernel_text(place(16) + at(12, instruction) + "st.global.u32 [%d0], %r0;\nret;", 1, SHARED) + FILE
+
+    with pytest.raises(UnsupportedError) as caught:
+        run(text, np.zeros(4, np.uint32), engine=engine)
+
+    assert instruction.split()[0] in str(caught.value)
+    assert caught.value.source == ("/lab/kernels/student.cu", 12)
+
+
+def test_shared_memory_that_only_copies_write_counts_as_written():
+    copy = "cp.async.ca.shared.global [%r5], [%d5], 4;\ncp.async.wait_all;\n"
+    body = place(4) + copy + "ld.shared.u32 %r9, [%r5];\n" + store_result("%r9", "u32", 4)
+    text = kernel_text(body, 1, SHARED)
+    for engine in ("numpy", "llvm"):
+        (array,), result = run(text, random_words(32), engine=engine)
+        np.testing.assert_array_equal(array, random_words(32))
+        assert result.findings == []
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("copy"), st.integers(0, 7), st.integers(0, 15)),
+        st.tuples(st.just("commit"), st.just(0), st.just(0)),
+        st.tuples(st.just("wait"), st.integers(0, 3), st.just(0)),
+        st.tuples(st.just("all"), st.just(0), st.just(0)),
+        st.tuples(st.just("look"), st.integers(0, 7), st.just(0)),
+        st.tuples(st.just("store"), st.integers(0, 7), st.integers(2, 99)),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def model(steps, source):
+    """(words read by "look", words of the tile at the end) by the ISA's rules, one thread."""
+    tile, waiting, groups, seen = [OLD] * 8, [], 0, []
+    for kind, a, b in steps:
+        if kind == "copy":
+            waiting.append((groups, a, source[b]))
+        elif kind == "commit":
+            groups += 1
+        elif kind == "store":
+            tile[a] = b
+        elif kind == "look":
+            seen.append(tile[a])
+        else:
+            groups += kind == "all"
+            limit = groups if kind == "all" else groups - a
+            for group, word, value in waiting:
+                if group < limit:
+                    tile[word] = value
+            waiting = [w for w in waiting if w[0] >= limit]
+    return seen, tile
+
+
+@settings(max_examples=25, deadline=None)
+@given(STEPS)
+def test_any_order_of_copies_groups_and_waits_gives_the_data_that_the_rules_say(steps):
+    source = random_words(16)
+    lines = []
+    looks = 0
+    for kind, a, b in steps:
+        if kind == "copy":
+            lines.append(f"cp.async.ca.shared.global [tile+{4 * a}], [%d0+{4 * b}], 4;")
+        elif kind == "look":
+            lines.append(f"ld.shared.u32 %r8, [tile+{4 * a}];\nst.global.u32 [%d2+{4 * looks}], %r8;")
+            looks += 1
+        elif kind == "store":
+            lines.append(f"st.shared.u32 [tile+{4 * a}], {b};")
+        else:
+            operand = f" {a}" if kind == "wait" else ""
+            name = {"commit": "commit_group", "wait": "wait_group", "all": "wait_all"}[kind]
+            lines.append(f"cp.async.{name}{operand};")
+    text = kernel_text(fill(8) + "\n".join(lines) + dump(8), 3, SHARED)
+    seen, tile = model(steps, source.tolist())
+    for engine in ("numpy", "llvm"):
+        (_, dumped, looked), _ = run(
+            text, source, np.zeros(8, np.uint32), np.zeros(20, np.uint32), block=1, engine=engine
+        )
+        assert dumped.tolist() == tile
+        assert looked.tolist()[:looks] == seen
