@@ -363,7 +363,7 @@ def _weights_seen(output: np.ndarray, right: Modelled) -> tuple[list[str], int |
     if not np.isfinite(weights).all():
         return [f"the weights of {where} are not finite"], None
     tokens = np.arange(len(weights))
-    missing = tokens[(np.abs(weights) < 1e-7) & (expected > 1e-6)]
+    missing = tokens[(weights == 0) & (expected > 1e-6)]
     extra = tokens[(np.abs(weights) > 1e-6) & (tokens >= length)]
     told = []
     if missing.size == length > 0:
@@ -372,7 +372,7 @@ def _weights_seen(output: np.ndarray, right: Modelled) -> tuple[list[str], int |
         told.append(f"tokens {_ranges(missing)} of {where} have no weight, page {missing[0] // size} first")
     if extra.size:
         told.append(f"tokens {_ranges(extra)}, past the end of {where}, have a weight")
-    counted = (expected > 0) & (np.abs(weights) > 1e-7)
+    counted = (expected > 0) & (weights != 0)
     if counted.sum() > 1:
         ratio = weights[counted] / expected[counted]
         if np.ptp(ratio) < 1e-3 * np.abs(ratio).max():
