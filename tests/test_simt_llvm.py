@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import os
 import threading
 import time
 from dataclasses import replace
@@ -365,6 +366,17 @@ def test_a_cache_that_cannot_be_written_does_no_harm(own_cache):
     own_cache.write_text("a file where the folder should be")
 
     _fresh()
+
+
+def test_the_cache_keeps_the_newest_files(own_cache, monkeypatch):
+    monkeypatch.setattr(llvm_cache, "MOST_FILES", 3)
+    for age in range(5):
+        llvm_cache.keep(f"kernel{age}", llvm_cache.Kept(llvm_cache.QUICK, 1024, b"code"))
+        os.utime(own_cache / f"kernel{age}.o", (age, age))
+    llvm_cache.keep("kernel5", llvm_cache.Kept(llvm_cache.QUICK, 1024, b"code"))
+
+    assert {p.name for p in own_cache.iterdir()} == {"kernel3.o", "kernel4.o", "kernel5.o"}
+    assert llvm_cache.fetch("kernel5") == llvm_cache.Kept(llvm_cache.QUICK, 1024, b"code")
 
 
 def test_other_code_has_another_key():

@@ -24,6 +24,7 @@ from . import llvm_driver
 ATTRIBUTES = '"min-legal-vector-width"="512"'
 MAGIC = b"palab simt object 1\n"
 QUICK, OPTIMISED = 1, 2
+MOST_FILES = 500  # about 100 KB each
 
 
 @functools.cache
@@ -177,8 +178,18 @@ def keep(name: str, kept: Kept) -> None:
             with os.fdopen(handle, "wb") as file:
                 file.write(MAGIC + hashlib.sha256(data).digest() + data)
             os.replace(temporary, folder() / f"{name}.o")
+            _prune()
         except BaseException:
             os.unlink(temporary)
             raise
     except OSError:
         pass
+
+
+def _prune() -> None:
+    """Delete the oldest object files beyond MOST_FILES."""
+    files = list(folder().glob("*.o"))
+    if len(files) > MOST_FILES:
+        files.sort(key=lambda path: path.stat().st_mtime)
+        for path in files[: len(files) - MOST_FILES]:
+            path.unlink(missing_ok=True)
