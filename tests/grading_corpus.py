@@ -1,8 +1,9 @@
 """The corpora of submissions: a folder each with ``expected.toml`` and what is handed in.
 
-What is handed in lies in ``submission/``, or is a stage's own kernel with replacements (``[kernel]``), so that
-it follows that kernel's edits. ``points`` are those of the default rubric without a GPU; ``most`` bounds partial
-credit; ``reason`` is a regular expression that a reason or note must match; ``flags`` must be raised.
+What is handed in lies in ``submission/``, or is a stage's own kernel with replacements (``[kernel]``), so
+that it follows that kernel's edits. ``points`` are those of the default rubric without a GPU; ``most``
+bounds partial credit; ``reason`` is a regular expression that a reason or note must match; ``flags`` must be
+raised.
 """
 
 from __future__ import annotations

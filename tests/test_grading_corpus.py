@@ -1,4 +1,4 @@
-"""Every dishonest or broken submission scores what it deserves, for its reason; every honest one full marks."""
+"""Each dishonest or broken submission scores what it deserves, for its reason; each honest one full marks."""
 
 import pytest
 from grading_corpus import load, mistakes
