@@ -6,14 +6,13 @@ Like charts, each is a `Chart` with its description in words; colour always come
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
 
-from labs_common.chart_style import COLOURS, GREY, HATCHES, Chart, new_chart, styled
+from labs_common.chart_style import COLOURS, GREY, Chart, new_chart, styled
+from labs_common.drawing import arrow, bare, box, fill, plate, tokens, wrapped
 from labs_common.inputs import Inputs
 from labs_common.plans import WARP_SIZE, Device, Plan
 from labs_common.problem import Problem
@@ -55,46 +54,46 @@ def page_table(problem: Problem, inputs: Inputs) -> Chart:
         for column in range(wide):
             used = column < problem.pages_per_sequence[row]
             page = int(inputs.block_tables[row, column]) if used else None
-            _box(
+            box(
                 tables,
                 column,
                 row,
                 0.94,
                 0.8,
-                _fill(row) if used else {"facecolor": _EMPTY, "edgecolor": "#cccccc"},
+                fill(row) if used else {"facecolor": _EMPTY, "edgecolor": "#cccccc"},
             )
             text = f"page {page}" if used else "unused"
             tables.text(
                 column + 0.47, row + 0.4, text, ha="center", va="center", fontsize=8,
-                color="black" if used else GREY, bbox=_plate() if used else None,
+                color="black" if used else GREY, bbox=plate() if used else None,
             )  # fmt: skip
         tables.text(
-            -0.1, row + 0.4, f"sequence {row}: {_tokens(length)}", ha="right", va="center", fontsize=8.5
+            -0.1, row + 0.4, f"sequence {row}: {tokens(length)}", ha="right", va="center", fontsize=8.5
         )
     tables.set_title(
         f"block_tables: logical page (column) to physical page; {problem.page_size} tokens a page"
     )
-    _bare(tables, (-1.5, wide), (problem.batch, -0.1))
+    bare(tables, (-1.5, wide), (problem.batch, -0.1))
 
     slot = 0.9 / problem.page_size
     for page in range(pages):
         who = owners.get(page, [])
         for s in range(problem.page_size):
             if s < filled.get(page, 0):
-                style = _fill(who[s * len(who) // problem.page_size])
+                style = fill(who[s * len(who) // problem.page_size])
                 style["linewidth"] = 0.4
             else:
                 style = {"facecolor": _EMPTY, "edgecolor": "#cccccc", "linewidth": 0.4}
-            _box(pool, page + s * slot, 0, slot, 0.9, style)
+            box(pool, page + s * slot, 0, slot, 0.9, style)
         owner = "and ".join(f"seq. {row} " for row in who).strip() or "free"
         pool.text(page + 0.45, -0.12, str(page), ha="center", va="bottom", fontsize=8)
         pool.text(
             page + 0.45, 1.0, owner.replace(" and", "\nand"), ha="center", va="top", fontsize=6.5, color=GREY
         )
     pool.set_title("the pool: physical pages with their token slots, grey where no token is")
-    _bare(pool, (-0.1, pages), (1.5, -0.4))
+    bare(pool, (-0.1, pages), (1.5, -0.4))
     lines = [
-        f"sequence {row} ({_tokens(length)}) uses physical pages "
+        f"sequence {row} ({tokens(length)}) uses physical pages "
         + (
             ", ".join(str(inputs.block_tables[row, c]) for c in range(problem.pages_per_sequence[row]))
             or "none"
@@ -127,11 +126,11 @@ def cache_layout(problem: Problem) -> Chart:
         for head in range(problem.kv_heads):
             chosen = slot == chosen_slot and head == chosen_head
             style = (
-                _fill(0)
+                fill(0)
                 if chosen
                 else {"facecolor": "#dbe9f4" if head % 2 else "#eef4f9", "edgecolor": "white"}
             )
-            _box(page, head * head_bytes, slot, head_bytes, 1, style)
+            box(page, head * head_bytes, slot, head_bytes, 1, style)
     page.set_xlim(0, problem.kv_heads * head_bytes)
     page.set_ylim(problem.page_size, 0)
     page.set_xticks(
@@ -153,16 +152,16 @@ def cache_layout(problem: Problem) -> Chart:
 
     sectors, lanes = head_bytes // SECTOR_BYTES, head_bytes // VECTOR_BYTES
     for sector in range(sectors):
-        _box(
+        box(
             row,
             sector * SECTOR_BYTES,
             0,
             SECTOR_BYTES,
             0.8,
-            _fill(0) if sector % 2 else {"facecolor": "#7fb7dc", "edgecolor": "white"},
+            fill(0) if sector % 2 else {"facecolor": "#7fb7dc", "edgecolor": "white"},
         )
     for lane in range(lanes):
-        _box(
+        box(
             row,
             lane * VECTOR_BYTES,
             1.0,
@@ -178,7 +177,7 @@ def cache_layout(problem: Problem) -> Chart:
         f"the blue row, one key: {sectors} sectors of {SECTOR_BYTES} bytes (above), "
         f"or {lanes} lanes of {VECTOR_BYTES} bytes (below, by number)"
     )
-    _bare(row, (0, head_bytes), (1.9, -0.1))
+    bare(row, (0, head_bytes), (1.9, -0.1))
     chart.description = (
         f"A page of {page_bytes} bytes: {problem.page_size} token slots as rows, in each the "
         f"{problem.kv_heads} kv heads side by side, {head_bytes} bytes a head. One head's row is {sectors} "
@@ -203,38 +202,38 @@ def ownership(stage: Stage, problem: Problem, device: Device | None = None) -> C
     shown_x, shown_y = min(across, _MOST_BLOCKS[0]), min(down, _MOST_BLOCKS[1])
     for y in range(shown_y):
         for x in range(shown_x):
-            _box(
+            box(
                 grid,
                 x,
                 y,
                 0.9,
                 0.86,
-                _fill(0) if (x, y) == (0, 0) else {"facecolor": "#dbe9f4", "edgecolor": "white"},
+                fill(0) if (x, y) == (0, 0) else {"facecolor": "#dbe9f4", "edgecolor": "white"},
             )
     size = " x ".join(str(n) for n in launch.grid if n > 1) or "1"
     more = "" if (shown_x, shown_y) == (across, down) else f", {shown_x} x {shown_y} of them drawn"
     layers = f"; {deep} such layers along z" if deep > 1 else ""
     blocks = across * down * deep
-    grid.set_title(_wrapped(f"grid {size} = {blocks:,} blocks, {header['grid'].split(';')[0]}{more}{layers}"))
-    _bare(grid, (-0.1, max(shown_x, 12)), (shown_y, -0.1))
+    grid.set_title(wrapped(f"grid {size} = {blocks:,} blocks, {header['grid'].split(';')[0]}{more}{layers}"))
+    bare(grid, (-0.1, max(shown_x, 12)), (shown_y, -0.1))
 
     for lane in range(WARP_SIZE):
         for warp in range(warps):
-            style = _fill(1) if (lane, warp) == (0, 0) else {"facecolor": "#fdf0d5", "edgecolor": "white"}
-            _box(block, lane, warp, 0.92, 0.86, style)
+            style = fill(1) if (lane, warp) == (0, 0) else {"facecolor": "#fdf0d5", "edgecolor": "white"}
+            box(block, lane, warp, 0.92, 0.86, style)
     for warp in range(warps):
         block.text(-0.3, warp + 0.43, f"warp {warp}", ha="right", va="center", fontsize=7.5)
     shared = f", {launch.shared_bytes:,} bytes of shared memory" if launch.shared_bytes else ""
-    block.set_title(_wrapped(f"the blue block, {launch.block[0]} threads{shared}: {header['block']}"))
-    _bare(block, (-2.6, WARP_SIZE), (max(warps, 2), -0.1))
+    block.set_title(wrapped(f"the blue block, {launch.block[0]} threads{shared}: {header['block']}"))
+    bare(block, (-2.6, WARP_SIZE), (max(warps, 2), -0.1))
 
     own = owned_dimensions(plan, problem, 0)
     for dim in range(problem.head_dim):
-        style = _fill(2) if dim in own else {"facecolor": "#d9efe8", "edgecolor": "white"}
-        _box(thread, dim, 0, 1, 0.9, {**style, "linewidth": 0.3})
+        style = fill(2) if dim in own else {"facecolor": "#d9efe8", "edgecolor": "white"}
+        box(thread, dim, 0, 1, 0.9, {**style, "linewidth": 0.3})
     share = "1 dimension" if len(own) == 1 else f"{len(own)} dimensions"
-    thread.set_title(_wrapped(f"the orange thread: {share} of {problem.head_dim}; {header['thread']}"))
-    _bare(thread, (0, problem.head_dim), (1.1, -0.1))
+    thread.set_title(wrapped(f"the orange thread: {share} of {problem.head_dim}; {header['thread']}"))
+    bare(thread, (0, problem.head_dim), (1.1, -0.1))
     chart.description = (
         f"{stage.id} on {problem}: a grid of {size} blocks, {header['grid']}; a block of "
         f"{launch.block[0]} threads in {warps} warps, {header['block']}; thread 0 owns dimensions "
@@ -294,16 +293,16 @@ def _reduction(axes: Axes, lanes: int, name: str) -> list[int]:
     while True:
         for lane, amount in enumerate(values):
             done = amount == total
-            _box(
+            box(
                 axes,
                 lane + 0.08,
                 step,
                 0.84,
                 0.42,
-                _fill(2) if done else {"facecolor": _EMPTY, "edgecolor": GREY},
+                fill(2) if done else {"facecolor": _EMPTY, "edgecolor": GREY},
             )
             axes.text(lane + 0.5, step + 0.21, str(amount), ha="center", va="center", fontsize=9,
-                      fontweight="bold" if done else "normal", bbox=_plate() if done else None)  # fmt: skip
+                      fontweight="bold" if done else "normal", bbox=plate() if done else None)  # fmt: skip
         if not offset:
             break
         # Past the end shfl_down gives a lane its own value back.
@@ -323,7 +322,7 @@ def _reduction(axes: Axes, lanes: int, name: str) -> list[int]:
         if name == "down"
         else "__shfl_xor_sync: a butterfly, every lane is right"
     )
-    _bare(axes, (-0.1, lanes + 1.5), (step + 0.6, -0.35))
+    bare(axes, (-0.1, lanes + 1.5), (step + 0.6, -0.35))
     for lane in range(lanes):
         axes.text(lane + 0.5, -0.08, f"lane {lane}", ha="center", va="bottom", fontsize=6.5, color=GREY)
     return values
@@ -338,20 +337,20 @@ def staging(problem: Problem) -> Chart:
     alone, shared = chart.subplots(1, 2)
     for axes, staged in ((alone, False), (shared, True)):
         middle = (group - 1) / 2
-        _box(axes, 0, middle - 0.45, 1.5, 0.9, _fill(0))
-        axes.text(0.75, middle, "page of\nK and V", ha="center", va="center", fontsize=8, bbox=_plate())
+        box(axes, 0, middle - 0.45, 1.5, 0.9, fill(0))
+        axes.text(0.75, middle, "page of\nK and V", ha="center", va="center", fontsize=8, bbox=plate())
         if staged:
-            _box(axes, 2.3, middle - 0.45, 1.5, 0.9, _fill(2))
-            axes.text(3.05, middle, "shared\nmemory", ha="center", va="center", fontsize=8, bbox=_plate())
-            _arrow(axes, (1.5, middle), (2.3, middle), 2.2)
+            box(axes, 2.3, middle - 0.45, 1.5, 0.9, fill(2))
+            axes.text(3.05, middle, "shared\nmemory", ha="center", va="center", fontsize=8, bbox=plate())
+            arrow(axes, (1.5, middle), (2.3, middle), 2.2)
         for warp in range(group):
-            _box(axes, 4.7, warp - 0.32, 1.9, 0.64, _fill(1))
-            axes.text(5.65, warp, f"query head {warp}", ha="center", va="center", fontsize=8, bbox=_plate())
-            _arrow(axes, (3.8 if staged else 1.5, middle), (4.7, warp), 1.2)
+            box(axes, 4.7, warp - 0.32, 1.9, 0.64, fill(1))
+            axes.text(5.65, warp, f"query head {warp}", ha="center", va="center", fontsize=8, bbox=plate())
+            arrow(axes, (3.8 if staged else 1.5, middle), (4.7, warp), 1.2)
         loads = page_bytes * (1 if staged else group)
         what = "staged once" if staged else f"each of {group} loads it"
         axes.set_title(f"{what}: {loads:,} bytes requested")
-        _bare(axes, (-0.1, 6.7), (group - 0.4, -0.6))
+        bare(axes, (-0.1, 6.7), (group - 0.4, -0.6))
     chart.description = (
         f"A page of keys and values of one kv head is {page_bytes} bytes. Loaded by each of {group} query "
         f"heads that is {group * page_bytes} bytes of requests; staged in shared memory it is {page_bytes}."
@@ -382,27 +381,27 @@ def split_and_merge(problem: Problem, splits: int) -> Chart:
             last = min(min((split + 1) * per_split, pages) * problem.page_size, length)
             runs.append(max(0, last - first))
             if last > first:
-                _box(
+                box(
                     axes,
                     60 * first / longest,
                     row,
                     60 * (last - first) / longest,
                     0.7,
-                    _fill(split % len(COLOURS)),
+                    fill(split % len(COLOURS)),
                 )
             x = 64 + 2.2 * split
-            style = _fill(split % len(COLOURS)) if last > first else {"facecolor": _EMPTY, "edgecolor": GREY}
-            _box(axes, x, row + 0.1, 1.7, 0.5, style)
+            style = fill(split % len(COLOURS)) if last > first else {"facecolor": _EMPTY, "edgecolor": GREY}
+            box(axes, x, row + 0.1, 1.7, 0.5, style)
         end = 64 + 2.2 * splits
-        _arrow(axes, (60.4, row + 0.35), (63.6, row + 0.35), 1.0)
-        _arrow(axes, (end, row + 0.35), (end + 3, row + 0.35), 1.0)
-        _box(axes, end + 3.4, row + 0.05, 5.5, 0.6, {"facecolor": "white", "edgecolor": "black"})
+        arrow(axes, (60.4, row + 0.35), (63.6, row + 0.35), 1.0)
+        arrow(axes, (end, row + 0.35), (end + 3, row + 0.35), 1.0)
+        box(axes, end + 3.4, row + 0.05, 5.5, 0.6, {"facecolor": "white", "edgecolor": "black"})
         axes.text(end + 6.1, row + 0.35, "merge", ha="center", va="center", fontsize=8)
-        axes.text(-0.8, row + 0.35, _tokens(length), ha="right", va="center", fontsize=8.5)
-        words.append(f"{_tokens(length)} as {', '.join(map(str, runs))}")
+        axes.text(-0.8, row + 0.35, tokens(length), ha="right", va="center", fontsize=8.5)
+        words.append(f"{tokens(length)} as {', '.join(map(str, runs))}")
     axes.text(30, -0.25, "context, to scale, in runs of whole pages", ha="center", fontsize=8, color=GREY)
     axes.text(64 + 1.1 * splits, -0.25, "maximum, sum, vector of each", ha="center", fontsize=8, color=GREY)
-    _bare(axes, (-9, 64 + 2.2 * splits + 9.5), (problem.batch, -0.6))
+    bare(axes, (-9, 64 + 2.2 * splits + 9.5), (problem.batch, -0.6))
     chart.description = (
         f"Contexts split into {splits} parts: "
         + "; ".join(words)
@@ -410,49 +409,6 @@ def split_and_merge(problem: Problem, splits: int) -> Chart:
         f"{problem.head_dim}; the merge reads all {splits} of a query head. A grey box is an empty part."
     )
     return chart
-
-
-def _fill(number: int) -> dict[str, object]:
-    """Colour and hatch number ``number`` of the palette, as patch arguments."""
-    return {"facecolor": COLOURS[number], "hatch": HATCHES[number], "edgecolor": "white"}
-
-
-def _plate() -> dict[str, object]:
-    """A white ground that keeps text readable on a hatched box."""
-    return {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-
-
-def _box(axes: Axes, x: float, y: float, width: float, height: float, style: dict[str, object]) -> None:
-    axes.add_patch(Rectangle((x, y), width, height, **{"linewidth": 0.8, **style}))
-
-
-def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], width: float) -> None:
-    axes.annotate(
-        "",
-        end,
-        start,
-        arrowprops={"arrowstyle": "-|>", "lw": width, "color": GREY, "shrinkA": 0, "shrinkB": 0},
-    )
-
-
-def _wrapped(text: str) -> str:
-    """A title in lines that fit a chart's width."""
-    return textwrap.fill(text, 112)
-
-
-def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"
-
-
-def _bare(axes: Axes, x: tuple[float, float], y: tuple[float, float]) -> None:
-    """No axes, only what is drawn; y may run downwards."""
-    axes.set_xlim(*x)
-    axes.set_ylim(*y)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.grid(visible=False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
 
 
 def _span(dims: Sequence[int]) -> str:
