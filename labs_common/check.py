@@ -53,7 +53,7 @@ class Result:
         return self.verdict is not None and self.verdict.ok and not self.findings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What ``check`` found.
 
@@ -72,6 +72,10 @@ class Report:
     results: tuple[Result, ...] = ()
     error: str | None = None
     diagnosis: Diagnosis | None = None
+
+    def __repr__(self) -> str:
+        """Short: a notebook shows the last value of a cell."""
+        return f"<Report on {self.source_name} as {self.stage}: {'right' if self.ok else 'not right'}>"
 
     @property
     def ok(self) -> bool:

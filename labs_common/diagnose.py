@@ -303,7 +303,9 @@ def _pattern(
     """Which sequences, heads, dimensions and tokens are wrong, without a guess at why."""
     output, right = np.asarray(outputs[probe.name], np.float64), models[probe.name]["right"]
     batch, head = _first_wrong(output, right)
-    if explains:
+    if all(_is_empty(np.asarray(one, np.float64)) for one in outputs.values()):
+        begin = "There is no answer yet: every element is NaN or 0. The output is not written, or no token is summed."
+    elif explains:
         begin = f"The output fits {len(explains)} known faults: {'; or '.join(f.says for f in explains)}."
     else:
         begin = "The output is wrong in a way that no single known fault explains."
@@ -321,6 +323,10 @@ def _pattern(
         seen.append(f"right in {', '.join(f'“{name}”' for name in fine)}")
     sentence = f"{begin} Seen: {'; '.join(seen)}."
     return Diagnosis(None, None, sentence, probe.problem.name, batch, head, page)
+
+
+def _is_empty(output: np.ndarray) -> bool:
+    return not (np.isfinite(output) & (output != 0)).any()
 
 
 def describe_wrong(output: np.ndarray, expected: np.ndarray, problem: Problem) -> str:

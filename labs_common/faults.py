@@ -1036,7 +1036,7 @@ def probe_models(stage: Stage, device: Device | None = None) -> Mapping[str, Map
     """For each probe that a stage takes, by name, the right output and that of every fault, by name.
 
     "right" is the name of the right one. Faults that a kernel of this stage cannot have are left out, and so
-    are those that no probe tells from the right answer.
+    are those that no probe tells from the right answer, or from a kernel that does nothing.
     """
     found: dict[str, dict[str, Modelled]] = {}
     for probe in PROBES:
@@ -1054,11 +1054,18 @@ def probe_models(stage: Stage, device: Device | None = None) -> Mapping[str, Map
             fault.name in models and told_apart(models["right"], models[fault.name])
             for models in found.values()
         )
+        and any(fault.name in models and _says_something(models[fault.name]) for models in found.values())
     ]
     return {
         probe: {name: models.get(name, models["right"]) for name in ("right", *names)}
         for probe, models in found.items()
     }
+
+
+def _says_something(modelled: Modelled) -> bool:
+    """Whether it binds a kernel to any number but 0."""
+    number = (modelled.binding == EXACT) & np.isfinite(modelled.output)
+    return bool((modelled.output[number] != 0).any())
 
 
 SLACK = 5e-4  # of a row's largest element: what a float32 kernel may differ from a model

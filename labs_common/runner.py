@@ -168,7 +168,8 @@ def _number(value: float, form: str) -> str:
 def _caption(engine: Engine, benchmark: Benchmark | None) -> str:
     if benchmark is None:
         return (
-            f"{engine.name}: counts, for {engine.device.arch}; host time is the simulator's, not a kernel's"
+            f"{engine.name}: counts of {engine.front_end.label} code for {engine.device.arch}; "
+            "host time is the simulator's, not a kernel's"
         )
     first = next(iter(benchmark.timings.values()))
     return (
@@ -258,7 +259,10 @@ def simulate(
     inputs = make_inputs(problem)
     outcome = engine.run(stage, problem, inputs, source)
     verdict = compare(outcome.output, reference(problem, inputs))
-    console.print(f"{source.name} on {problem}: {verdict.diagnosis}", highlight=False)
+    console.print(
+        f"{source.name} on {problem}, compiled by {engine.front_end.label}: {verdict.diagnosis}",
+        highlight=False,
+    )
     for finding in outcome.findings:
         console.print(f"[red]{escape(str(finding))}[/]")
     for kernel, mix in outcome.mix.items():
@@ -266,7 +270,7 @@ def simulate(
         shares = ", ".join(f"{group} {100 * count / total:.1f} %" for group, count in list(mix.items())[:10])
         console.print(f"{kernel}: {total:,} lane-instructions: {shares}", highlight=False)
     page.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{stage.id} on {problem.name}"
+    title = f"{stage.id} on {problem.name}, {engine.front_end.label}"
     body = heat_map(source, outcome.metrics, title)
     page.write_text(
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title>{body}</html>",
@@ -293,6 +297,8 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"{mark} {escape(str(result.problem))}: {escape(words)}")
         for finding in result.findings:
             console.print(f"      {escape(str(finding))}")
+    if report.diagnosis is not None:
+        console.print(f"[bold]diagnosis:[/] {escape(report.diagnosis.sentence)}")
     if report.ok:
         console.print(f"[green]{report.source_name} is right as {report.stage}[/] ({report.engine})")
 

@@ -1,0 +1,248 @@
+"""Your turn: ``start`` writes a stage's kernel without its body, ``check`` tells what yours does."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from labs_common.check import CHECK_PROBLEMS, Report
+from labs_common.check import check as check_source
+from labs_common.course import Exercise, Step, exercise_of
+from labs_common.engines import Engine, open_engine
+from labs_common.faults import TOPICS
+from labs_common.source import KERNELS, Source
+from labs_common.stages import Stage, find_stage
+
+OWN_KERNELS = KERNELS / "mine"
+BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
+_WIDTH = 100
+_RETURNS_VALUE = re.compile(r"\breturn\b\s*[^;\s]")
+
+
+class CutError(ValueError):
+    """A kernel whose solution regions cannot be cut; the message names file and line."""
+
+
+def regions(source: Source) -> list[tuple[int, int]]:
+    """First and last line of each solution region, its markers included, from 0.
+
+    Raises:
+        CutError: a marker without its partner.
+    """
+    found: list[tuple[int, int]] = []
+    begin = None
+    for number, line in enumerate(source.text.splitlines()):
+        if BEGIN in line:
+            if begin is not None:
+                raise CutError(f"{source.name}, line {number + 1}: {BEGIN} within a region")
+            begin = number
+        elif END in line:
+            if begin is None:
+                raise CutError(f"{source.name}, line {number + 1}: {END} without {BEGIN}")
+            found.append((begin, number))
+            begin = None
+    if begin is not None:
+        raise CutError(f"{source.name}, line {begin + 1}: {BEGIN} without {END}")
+    return found
+
+
+def cut(source: Source, exercise: Exercise | None = None) -> Source:
+    """A kernel without what is between its markers; numbered TODOs in its place.
+
+    Signatures, helpers and markers stay, and so do comments that begin with ``STEP``. A region that returns a
+    value returns an empty one, so that the cut kernel compiles.
+
+    Args:
+        source: a kernel with at least one region.
+        exercise: its steps; without, regions are left empty.
+
+    Raises:
+        CutError: no region, a broken marker, or a step of a region that is not there.
+    """
+    spans = regions(source)
+    if not spans:
+        raise CutError(f"{source.name} has no {BEGIN}")
+    steps = exercise.steps if exercise else ()
+    if any(step.region >= len(spans) for step in steps):
+        raise CutError(f"{source.name} has {len(spans)} regions; a step names another")
+    lines = source.text.splitlines()
+    kept: list[str] = []
+    after = 0
+    for number, (begin, end) in enumerate(spans):
+        kept += lines[after : begin + 1]
+        indent = lines[begin][: len(lines[begin]) - len(lines[begin].lstrip())]
+        for position, step in enumerate(steps, 1):
+            if step.region == number:
+                kept += _todo(position, step, indent)
+        body = lines[begin + 1 : end]
+        kept += [line for line in body if line.strip().startswith("// STEP")]
+        if any(_RETURNS_VALUE.search(line.split("//")[0]) for line in body):
+            kept.append(f"{indent}return {{}};")
+        after = end
+    kept += lines[after:]
+    return Source(source.name, "\n".join(kept) + "\n")
+
+
+def _todo(number: int, step: Step, indent: str) -> list[str]:
+    return textwrap.wrap(
+        f"TODO {number}: {step.task}",
+        _WIDTH,
+        initial_indent=f"{indent}// ",
+        subsequent_indent=f"{indent}//   ",
+    )
+
+
+def start(stage: str | int, folder: Path = OWN_KERNELS, overwrite: bool = False) -> Path:
+    """Write a stage's kernel for you to fill in, ``kernels/mine/<id>.cu``.
+
+    A file that is there already is yours and stays as it is.
+
+    Args:
+        stage: by id or unique prefix.
+        folder: where your kernels are.
+        overwrite: begin anew; what was there is kept beside it as ``<id>.before-<n>.cu``.
+
+    Returns:
+        The path of your kernel.
+
+    Raises:
+        ValueError: no such stage, or one without exercise.
+    """
+    chosen = find_stage(stage)
+    path = Path(folder) / chosen.path.name
+    fresh = cut(chosen.source(), exercise_of(chosen.id)).text
+    if path.exists():
+        if not overwrite:
+            print(f"{_short(path)} is there already, and is yours; start(…, overwrite=True) begins anew")
+            return path
+        if path.read_text(encoding="utf-8-sig") != fresh:
+            _set_aside(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(fresh, encoding="utf-8")
+    print(f"{_short(path)} is yours to fill in: {len(exercise_of(chosen.id).steps)} steps")
+    return path
+
+
+def _set_aside(path: Path) -> None:
+    number = 1
+    while (old := path.with_name(f"{path.stem}.before-{number}.cu")).exists():
+        number += 1
+    path.rename(old)
+    print(f"what was there is now {_short(old)}")
+
+
+def _short(path: Path) -> str:
+    root = KERNELS.parent
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+
+
+def own_source(stage: str | int | Stage, folder: Path = OWN_KERNELS) -> Source:
+    """Your kernel of a stage.
+
+    Raises:
+        FileNotFoundError: you have none yet; the message says how to begin.
+    """
+    chosen = stage if isinstance(stage, Stage) else find_stage(stage)
+    path = Path(folder) / chosen.path.name
+    if not path.exists():
+        raise FileNotFoundError(f'there is no {_short(path)} yet; start("{chosen.id}") writes it')
+    return Source.read(path)
+
+
+def hints(stage: str | int, step: int, level: int = 1) -> str:
+    """A hint on one step of a stage.
+
+    Args:
+        stage: by id or unique prefix.
+        step: its number, as in the kernel's TODO.
+        level: 1 asks a question, 2 gives the idea, 3 nearly the code.
+
+    Raises:
+        ValueError: no such stage, step or level; the message says what there is.
+    """
+    chosen = find_stage(stage)
+    steps = exercise_of(chosen.id).steps
+    if not _whole_in(step, len(steps)):
+        raise ValueError(f"step={step!r}: {chosen.id} has steps 1 to {len(steps)}")
+    levels = steps[step - 1].hints
+    if not _whole_in(level, len(levels)):
+        raise ValueError(f"level={level!r}: there are levels 1 to {len(levels)}")
+    return levels[level - 1]
+
+
+def _whole_in(number: object, last: int) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 1 <= number <= last
+
+
+def stretch(stage: str | int) -> tuple[str, ...]:
+    """What there is to do in a stage for those who are done; nothing checks it."""
+    return exercise_of(find_stage(stage).id).stretch
+
+
+@dataclass(frozen=True)
+class StepState:
+    """How far one step is.
+
+    Attributes:
+        number: from 1.
+        task: what is to be done.
+        done: True, False, or None where it cannot be told before other steps are right.
+        why: for a person.
+    """
+
+    number: int
+    task: str
+    done: bool | None
+    why: str
+
+
+def progress(report: Report) -> list[StepState]:
+    """Which steps of a stage a kernel has right.
+
+    A right kernel has all of them. A known fault is one topic's: the steps of other topics are right, since
+    the output is exactly that of the one fault. Otherwise nothing can be told step by step.
+
+    Args:
+        report: of ``check``.
+
+    Raises:
+        ValueError: the stage has no exercise.
+    """
+    steps = exercise_of(report.stage).steps
+    topic = report.diagnosis.topic if report.diagnosis else None
+    judged = {t for step in steps for t in step.topics}
+    states = []
+    for number, step in enumerate(steps, 1):
+        if report.ok:
+            done, why = True, "right"
+        elif topic not in judged:
+            done, why = None, "cannot be told yet"
+        elif topic in step.topics:
+            done, why = False, f"something is wrong with {TOPICS[topic]}"
+        else:
+            done, why = True, "right, as far as the numbers show"
+        states.append(StepState(number, step.task, done, why))
+    return states
+
+
+def check(stage: str | int, engine: Engine | None = None, folder: Path = OWN_KERNELS) -> Report:
+    """Compile your kernel of a stage, run it on small and ragged problems, and print what is right and wrong.
+
+    Args:
+        stage: by id or unique prefix.
+        engine: where it runs; by default the GPU where there is one, else the simulator.
+        folder: where your kernels are.
+
+    Raises:
+        FileNotFoundError: you have no kernel of the stage yet.
+    """
+    from rich.console import Console
+
+    from labs_common.runner import print_report
+
+    chosen = find_stage(stage)
+    report = check_source(own_source(chosen, folder), chosen, engine or open_engine("auto"), CHECK_PROBLEMS)
+    print_report(report, Console(width=110))
+    return report
