@@ -304,7 +304,7 @@ def _pattern(
     output, right = np.asarray(outputs[probe.name], np.float64), models[probe.name]["right"]
     batch, head = _first_wrong(output, right)
     if all(_is_empty(np.asarray(one, np.float64)) for one in outputs.values()):
-        begin = "There is no answer yet: every element is NaN or 0. The output is not written, or no token is summed."
+        begin = "There is no answer yet: all is NaN or 0. The output is not written, or no token is summed."
     elif explains:
         begin = f"The output fits {len(explains)} known faults: {'; or '.join(f.says for f in explains)}."
     else:
