@@ -40,7 +40,19 @@ class EngineName(StrEnum):
     SIM = "sim"
 
 
+class FrontEndName(StrEnum):
+    """What compiles for the simulator."""
+
+    AUTO = "auto"
+    NVRTC = "nvrtc"
+    ZIG = "zig"
+
+
 Engine = Annotated[EngineName, typer.Option(help="where to run: the GPU, or the simulator")]
+FrontEnd = Annotated[
+    FrontEndName,
+    typer.Option(help="what compiles for the simulator: NVRTC, or the clang of ziglang where it is missing"),
+]
 ProblemName = Annotated[str, typer.Option(help=f"one of {', '.join(PRESETS)}")]
 
 
@@ -51,12 +63,13 @@ def run(
     engine: Engine = EngineName.AUTO,
     save: Annotated[Path | None, typer.Option(help="folder for the figures as CSV, with provenance")] = None,
     force: Annotated[bool, typer.Option(help="simulate even what takes minutes")] = False,
+    front_end: FrontEnd = FrontEndName.AUTO,
 ) -> None:
     """Run stages on a problem, hold each against the float64 reference, and print the stage table."""
     from labs_common import runner
 
     chosen = [find_stage(name) for name in stages] if stages else list(STAGES)
-    opened = _open(engine, force)
+    opened = _open(engine, force, front_end)
     raise typer.Exit(runner.run_stages(chosen, find_problem(problem), opened, console, save, _command()))
 
 
@@ -65,13 +78,14 @@ def check(
     file: Annotated[Path, typer.Argument(help="a kernel file")],
     stage: Annotated[str, typer.Option(help="the stage in whose place it runs")],
     engine: Engine = EngineName.AUTO,
+    front_end: FrontEnd = FrontEndName.AUTO,
 ) -> None:
     """Run somebody's own kernel in a stage's place on small and ragged problems."""
     from labs_common import runner
     from labs_common.check import check as check_kernel
     from labs_common.source import Source
 
-    report = check_kernel(Source.read(file), find_stage(stage), _open(engine))
+    report = check_kernel(Source.read(file), find_stage(stage), _open(engine, front_end=front_end))
     runner.print_report(report, console)
     raise typer.Exit(0 if report.ok else 1)
 
@@ -190,6 +204,7 @@ def simulate(
     problem: ProblemName = "ragged",
     out: Annotated[Path | None, typer.Option(help="HTML file; by default out/simulate/<kernel>.html")] = None,
     force: Annotated[bool, typer.Option(help="simulate even what takes minutes")] = False,
+    front_end: FrontEnd = FrontEndName.AUTO,
 ) -> None:
     """Count a kernel line by line in the simulator: its instruction mix here, its source as HTML."""
     from labs_common import runner
@@ -201,9 +216,8 @@ def simulate(
     chosen = find_stage(stage if is_file else kernel)
     source = Source.read(kernel) if is_file else chosen.source()
     page = out or Path("out/simulate") / f"{Path(source.name).stem}.html"
-    raise typer.Exit(
-        runner.simulate(chosen, source, find_problem(problem), _open(EngineName.SIM, force), console, page)
-    )
+    opened = _open(EngineName.SIM, force, front_end)
+    raise typer.Exit(runner.simulate(chosen, source, find_problem(problem), opened, console, page))
 
 
 def _command() -> str:
@@ -211,19 +225,20 @@ def _command() -> str:
     return shlex.join(["palab", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])])
 
 
-def _open(name: EngineName, force: bool = False):
+def _open(name: EngineName, force: bool = False, front_end: FrontEndName = FrontEndName.AUTO):
     from labs_common.engines import open_engine
 
-    return open_engine(name.value, force=force)
+    return open_engine(name.value, force=force, front_end=front_end.value)
 
 
 def main() -> None:
     """Entry point: errors that a user can mend are one message and exit status 2."""
+    from labs_common.compiler import CompilerMissing
     from labs_common.engines import EngineMissing
 
     try:
         app()
-    except (ValueError, FileNotFoundError, EngineMissing) as error:
+    except (ValueError, FileNotFoundError, EngineMissing, CompilerMissing) as error:
         errors.print(f"[red]error:[/] {escape(str(error))}")
         raise SystemExit(2) from None
     except KeyboardInterrupt:

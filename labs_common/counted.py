@@ -14,7 +14,15 @@ from labs_common.source import NEUTRAL_FOLDER
 
 
 def counted_metrics(
-    counters: Counters, launch: Launch, number: int, resources: Resources, gpu: Gpu, stage: str, problem: str
+    counters: Counters,
+    launch: Launch,
+    number: int,
+    resources: Resources | None,
+    shared_static: int,
+    gpu: Gpu,
+    tool: str,
+    stage: str,
+    problem: str,
 ) -> Metrics:
     """The figures of one launch: for the kernel, and for each of its source lines.
 
@@ -26,8 +34,10 @@ def counted_metrics(
         counters: of the launch.
         launch: as planned.
         number: of the launch in its stage.
-        resources: of the kernel, compiled for the GPU's architecture.
+        resources: of the kernel, compiled for the GPU's architecture; None where no ptxas is at hand.
+        shared_static: bytes of static shared memory of a block, as the PTX declares it.
         gpu: whose occupancy is calculated.
+        tool: that counted; names the front end, where it is not the usual one.
         stage, problem: ids.
     """
     factor = counters.scaled()
@@ -51,7 +61,7 @@ def counted_metrics(
             if count
         ]
     counted = metrics_table.build(
-        rows, source="simulated", tool="simulator", gpu=gpu.id, stage=stage, problem=problem
+        rows, source="simulated", tool=tool, gpu=gpu.id, stage=stage, problem=problem
     )
     threads = launch.block[0] * launch.block[1] * launch.block[2]
     blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
@@ -60,9 +70,9 @@ def counted_metrics(
         launch.entry,
         blocks,
         threads,
-        resources.registers,
+        None if resources is None else resources.registers,
         launch.shared_bytes,
-        resources.shared_bytes,
+        shared_static if resources is None else resources.shared_bytes,
         stage,
         problem,
     )

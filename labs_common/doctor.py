@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labs_common.compiler import CompilerMissing, compiler_version
+from labs_common.front_ends import ENVIRONMENT, open_front_end
 from labs_common.provenance import nvidia_smi
 
 TOOLKITS = Path("/usr/local")  # where CUDA's installer puts its cuda-*/ folders
@@ -37,7 +38,7 @@ class Ability:
 
 def diagnose() -> list[Ability]:
     """Every ability, tried out rather than guessed."""
-    return [_compiler(), _simulator(), gpu_ability(), cupy_ability(), ncu_ability(), _notebooks()]
+    return [_compiler(), _front_end(), _simulator(), gpu_ability(), cupy_ability(), ncu_ability(), _notebooks()]
 
 
 def find_ncu() -> str | None:
@@ -60,6 +61,19 @@ def _compiler() -> Ability:
         return Ability("CUDA compiler", True, f"NVRTC {compiler_version()}, no driver needed")
     except CompilerMissing as error:
         return Ability("CUDA compiler", False, str(error).split(":")[0], "make run sets it up; or see README")
+
+
+def _front_end() -> Ability:
+    """What compiles for the simulator; may be another one than NVRTC, by lack of it or by choice."""
+    name = "Front end"
+    try:
+        front_end = open_front_end()
+    except (CompilerMissing, ValueError) as error:
+        return Ability(name, False, str(error).split(":")[0], f"pip install ziglang, or unset {ENVIRONMENT}")
+    if front_end.name == "nvrtc":
+        return Ability(name, True, f"the simulator counts code of {front_end.label}")
+    counts = f"the simulator counts code of {front_end.label}, not of NVRTC; registers are not measured"
+    return Ability(name, True, counts)
 
 
 def _simulator() -> Ability:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Mapping
@@ -18,11 +19,11 @@ from labs_common.compiler import (
     CompileError,
     Resources,
     compile_ptx,
-    compile_resources,
     include_folders,
 )
 from labs_common.counted import counted_metrics
 from labs_common.doctor import engine_choice
+from labs_common.front_ends import FrontEnd, open_front_end
 from labs_common.gpus import find_gpu
 from labs_common.inputs import Inputs, validate_inputs
 from labs_common.metrics import Metrics
@@ -340,13 +341,20 @@ class SimulatorEngine(Engine):
 
     name = "simulator"
 
-    def __init__(self, device: Device | None = None, core: str = "llvm", force: bool = False) -> None:
+    def __init__(
+        self,
+        device: Device | None = None,
+        core: str = "llvm",
+        force: bool = False,
+        front_end: str = "auto",
+    ) -> None:
         """Open the simulator.
 
         Args:
             device: whose limits and architecture to take; by default the recorded GPU's.
             core: "llvm" for machine code on all cores, "numpy" for the reference that single-steps.
             force: run even what is estimated to take longer than ``MAX_SECONDS``.
+            front_end: what compiles, see ``front_ends.open_front_end``; opened when first needed.
 
         Raises:
             ValueError: an unknown core.
@@ -357,13 +365,25 @@ class SimulatorEngine(Engine):
         self.device = device or Device()
         self.core = core
         self.force = force
+        self._front_end_name = front_end
+
+    @functools.cached_property
+    def front_end(self) -> FrontEnd:
+        """What compiles the kernels.
+
+        Raises:
+            ValueError: an unknown name.
+            CompilerMissing: it is not installed here.
+        """
+        return open_front_end(self._front_end_name)
 
     def module(self, source: Source, defines: Mapping[str, object] | None = None) -> RawModule:
-        """As ``Engine.module``: NVRTC's PTX, run by the simulator; resource figures are ptxas's."""
-        ptx = compile_ptx(source, defines, self.device.arch)
+        """As ``Engine.module``: the front end's PTX, run by the simulator; resource figures are ptxas's."""
+        ptx = self.front_end.compile_ptx(source, defines, self.device.arch)
 
-        def resources(kernel: str) -> _FunctionFigures:
-            return _FunctionFigures(compile_resources(source, defines, self.device.arch)[kernel])
+        def resources(kernel: str) -> _FunctionFigures | None:
+            compiled = self.front_end.compile_resources(source, defines, self.device.arch)
+            return None if compiled is None else _FunctionFigures(compiled[kernel])
 
         return RawModule(code=ptx, resources=resources, engine=self.core)
 
@@ -389,9 +409,19 @@ class SimulatorEngine(Engine):
             findings += result.findings
             mix[launch.entry] = result.counters.mix()
             seconds += result.seconds
-            figures = kernel.module.resources(launch.entry).resources
+            figures = kernel.module.resources(launch.entry)
             tables.append(
-                counted_metrics(result.counters, launch, number, figures, gpu, stage.id, problem.name)
+                counted_metrics(
+                    result.counters,
+                    launch,
+                    number,
+                    figures and figures.resources,
+                    kernel.program.shared_static,
+                    gpu,
+                    self.front_end.tool,
+                    stage.id,
+                    problem.name,
+                )
             )
         table = metrics_table.concat(tables)
         return Outcome(self.xp.asnumpy(call.output), table, tuple(findings), self.name, seconds, mix)
@@ -480,12 +510,13 @@ def _run_in_child(arguments: tuple) -> Outcome:
     )
 
 
-def open_engine(name: str = "auto", force: bool = False) -> Engine:
+def open_engine(name: str = "auto", force: bool = False, front_end: str = "auto") -> Engine:
     """An engine by name: ``gpu``, ``sim``, or ``auto`` for the GPU where there is one and else the simulator.
 
     Args:
         name: of the engine.
         force: simulate even what would take minutes.
+        front_end: of the simulator, see ``front_ends.open_front_end``; a GPU has NVRTC.
 
     Raises:
         ValueError: an unknown name.
@@ -496,5 +527,5 @@ def open_engine(name: str = "auto", force: bool = False) -> Engine:
     if name == "gpu":
         return GpuEngine()
     if name == "sim":
-        return SimulatorEngine(force=force)
+        return SimulatorEngine(force=force, front_end=front_end)
     raise ValueError(f"engine {name!r}: allowed are auto, gpu, sim")

@@ -140,12 +140,22 @@ def _shared_limit(c: Capability, shared: int, config: int | None) -> int:
     return config // shared
 
 
+NO_REGISTERS = "not measured: registers are known to ptxas alone, which came with no front end here"
+_FROM_REGISTERS = {
+    names.REGISTERS,
+    names.THEORETICAL_OCCUPANCY,
+    names.WAVES,
+    "sm__maximum_warps_avg_per_active_cycle",
+    "launch__occupancy_limit_registers",
+}
+
+
 def occupancy_metrics(
     gpu: Gpu,
     kernel: str,
     grid_blocks: int,
     block_threads: int,
-    registers: int,
+    registers: int | None,
     shared_dynamic: int = 0,
     shared_static: int = 0,
     stage: str = "",
@@ -153,10 +163,12 @@ def occupancy_metrics(
 ) -> Metrics:
     """Launch figures of a kernel by formula, by Nsight Compute's names: source "simulated", tool "formula".
 
+    Where the registers are not known (None), neither are occupancy and waves.
+
     Raises:
         ValueError: as `occupancy`.
     """
-    found = occupancy(gpu.capability, block_threads, registers, shared_dynamic, shared_static)
+    found = occupancy(gpu.capability, block_threads, registers or 0, shared_dynamic, shared_static)
     rows: list[dict[str, object]] = [
         {"metric": "launch__block_size", "value": block_threads, "unit": ""},
         {"metric": "launch__grid_size", "value": grid_blocks, "unit": ""},
@@ -188,6 +200,10 @@ def occupancy_metrics(
         rows.append(waves | {"value": float("nan"), "reason": reason})
     else:
         rows.append(waves | {"value": found.waves(grid_blocks, gpu.sms)})
+    if registers is None:
+        for row in rows:
+            if row["metric"] in _FROM_REGISTERS:
+                row |= {"value": float("nan"), "reason": NO_REGISTERS}
     common = {"stage": stage, "kernel": kernel, "problem": problem, "gpu": gpu_id(gpu.id)}
     return build(rows, source="simulated", tool="formula", **common)
 
