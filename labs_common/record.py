@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from labs_common import metrics as metrics_table
+from labs_common.compiler import include_folders
 from labs_common.gpus import gpu_id
 from labs_common.ncu import compact, read_profile
 from labs_common.problem import Problem
@@ -78,8 +79,9 @@ def record(
 
 
 def _private_paths(scratch: str) -> list[str]:
-    """What Nsight Compute writes of this machine into a report: its command line and the program's path."""
+    """What Nsight Compute writes of this machine into a report: command line, program, CUDA's headers."""
     return [
+        *map(str, include_folders()),
         sys.executable,
         os.path.realpath(sys.executable),
         scratch,
