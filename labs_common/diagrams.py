@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from labs_common.chart_style import COLOURS, GREY, Chart, new_chart, styled
 from labs_common.drawing import arrow, bare, box, fill, plate, tokens, wrapped
 from labs_common.inputs import Inputs
+from labs_common.layouts import chunk_elements
+from labs_common.partitioned_warp import row_lanes
 from labs_common.plans import WARP_SIZE, Device, Plan
 from labs_common.problem import Problem
 from labs_common.stages import Stage
@@ -243,11 +245,18 @@ def ownership(stage: Stage, problem: Problem, device: Device | None = None) -> C
 
 
 def owned_dimensions(plan: Plan, problem: Problem, lane: int) -> list[int]:
-    """Output dimensions that a thread owns: one, or a chunk of 4 in every 128 where the plan has chunks."""
-    chunks = plan.defines.get("CHUNKS_PER_LANE")
-    if chunks is None:
+    """Output dimensions that a thread owns: one; a chunk of 4 in every 128 where the plan has chunks of 4; in
+    stage 05 its chunks of 16 bytes of a row that ROW_LANES lanes share.
+    """
+    if "PARTITION_TOKENS" in plan.defines:
+        size = chunk_elements(problem)
+        lanes = row_lanes(plan, problem)
+        chunks = range(lane % lanes, problem.head_dim // size, lanes)
+        return [chunk * size + i for chunk in chunks for i in range(size)]
+    chunks_per_lane = plan.defines.get("CHUNKS_PER_LANE")
+    if chunks_per_lane is None:
         return [lane] if lane < problem.head_dim else []
-    first = [4 * (chunk * WARP_SIZE + lane) for chunk in range(chunks)]
+    first = [4 * (chunk * WARP_SIZE + lane) for chunk in range(chunks_per_lane)]
     return [dim + i for dim in first for i in range(4) if dim < problem.head_dim]
 
 

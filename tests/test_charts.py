@@ -132,14 +132,18 @@ def texts(chart):
 
 @pytest.mark.parametrize("name", CHARTS)
 def test_every_text_is_inside_and_none_covers_another(drawn, name):
-    chart = drawn[name]
+    readable(drawn[name])
+
+
+def readable(chart):
+    """Fails where a text of a chart is cut off or covered by another."""
     chart.draw_without_rendering()
     width, height = chart.bbox.size
     placed = [(t, box) for t, box in texts(chart) if box.width * box.height > 0]
     hidden = {id(t) for axes in chart.axes for t in _unused_tick_labels(axes)}
     placed = [(t, box) for t, box in placed if id(t) not in hidden]
 
-    assert len(placed) > 8
+    assert len(placed) > 6
     for text, box in placed:
         assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1, text
     for (a, one), (b, other) in combinations(placed, 2):
