@@ -1,0 +1,63 @@
+"""The README's tables, made from the registry and from recorded data: ``python -m labs_common.readme``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from labs_common import metric_names as names
+from labs_common import metrics as metrics_table
+from labs_common.metrics import ALL_KERNELS
+from labs_common.problem import PRESETS
+from labs_common.recorded import recorded_metrics
+from labs_common.stages import STAGES
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def stage_table(gpu: str = "h200", problem: str = "seed") -> str:
+    """Markdown: every stage with its idea and what was recorded of it on a GPU."""
+    frame = recorded_metrics(gpu=gpu, problem=problem)
+    events = metrics_table.select(frame, tool="events")
+    ceiling = metrics_table.value(metrics_table.select(events, stage=""), names.PEAK_BANDWIDTH)
+    least = PRESETS[problem].minimum_bytes
+    lines = [
+        "| stage | idea | time | times faster | of the read ceiling | registers | occupancy |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    before = None
+    for stage in STAGES:
+        nanoseconds = metrics_table.value(events, names.TIME, stage=stage.id, kernel=ALL_KERNELS)
+        if nanoseconds != nanoseconds:
+            lines.append(f"| `{stage.id}` | {stage.idea} | not measured | | | | |")
+            continue
+        profile = metrics_table.select(frame, tool="ncu", stage=stage.id, kernel=stage.entry)
+        share = least / (nanoseconds * 1e-9) / ceiling
+        lines.append(
+            f"| `{stage.id}` | {stage.idea} | {nanoseconds / 1e3:,.0f} µs | "
+            f"{f'{before / nanoseconds:.2f}' if before else ''} | {100 * share:.1f} % | "
+            f"{metrics_table.value(profile, names.REGISTERS):.0f} | "
+            f"{metrics_table.value(profile, names.ACHIEVED_OCCUPANCY):.0f} of "
+            f"{metrics_table.value(profile, names.THEORETICAL_OCCUPANCY):.0f} % |"
+        )
+        before = nanoseconds
+    return "\n".join(lines)
+
+
+TABLES = {"stages": stage_table}
+
+
+def rewritten(text: str) -> str:
+    """The README with its tables made anew, between their markers."""
+    for name, make in TABLES.items():
+        block = f"<!-- {name}: made by python -m labs_common.readme -->\n{make()}\n<!-- end -->"
+        text, count = re.subn(
+            rf"<!-- {name}:.*?<!-- end -->", lambda _, block=block: block, text, flags=re.DOTALL
+        )
+        if count != 1:
+            raise ValueError(f"README.md: {count} places marked '{name}'; there must be one")
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")
