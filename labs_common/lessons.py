@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers.c_like import CudaLexer
 
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
@@ -25,6 +28,12 @@ LINE = 100  # characters that fit beside a notebook's margin
 FITS_IN_CACHE = 200_000_000  # bytes; the largest L2 caches hold about 130 MB
 OWN_KERNELS = KERNELS / "mine"
 
+# A light ground with it: pygments' colours cannot be read on a dark one.
+_CODE_STYLE = (
+    "font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; font-size: 12px; "
+    "line-height: 1.35; white-space: pre; overflow-x: auto; color: #1b1b1b; background: #f7f7f7; padding: 8px"
+)
+
 # What is worth comparing from stage to stage, by Nsight Compute's name; the simulator counts all of it.
 COUNTED = {
     names.INSTRUCTIONS: "warp instructions",
@@ -40,9 +49,33 @@ COUNTED = {
 
 def show_kernel(stage: Stage) -> None:
     """Display a stage's kernel file with colours, its header comment first."""
-    from IPython.display import Markdown, display
+    show_code(stage.source().text, f"the kernel file {stage.path.name}")
 
-    display(Markdown(f"```cuda\n{stage.source().text.rstrip()}\n```"))
+
+def show_header(name: str) -> None:
+    """Display a header that kernel files include, such as ``cache_tile.cuh``.
+
+    Raises:
+        FileNotFoundError: there is no such header.
+    """
+    show_code((KERNELS / name).read_text(encoding="utf-8"), f"the header {name}")
+
+
+def show_code(text: str, what: str) -> None:
+    """Display CUDA code with colours, in a fixed-width font wherever the notebook is looked at.
+
+    The colours are in the HTML itself: a page that a notebook is exported to has no style for them.
+
+    Args:
+        text: the code.
+        what: it is, for those who see no colours.
+    """
+    from IPython.display import display
+
+    code = highlight(text, CudaLexer(), HtmlFormatter(noclasses=True, nowrap=True, style="default"))
+    html = f'<pre style="{_CODE_STYLE}">{code.rstrip()}</pre>'
+    plain = f"{what}, {text.count(chr(10))} lines"
+    display({"text/html": html, "text/plain": plain}, raw=True)
 
 
 def until(stage: Stage) -> list[str]:
@@ -106,6 +139,24 @@ def counts_table(frame: Metrics, metrics: Mapping[str, str] = COUNTED) -> pd.Dat
     ]
     rows["sectors per request"] = [_figure(ratio, ".2f") for ratio in ratios]
     return pd.DataFrame.from_dict(rows, orient="index", columns=stages)
+
+
+def side_by_side(runs: Mapping[str, Metrics], metrics: Mapping[str, str] = COUNTED) -> pd.DataFrame:
+    """``counts_table`` of several runs, a column per run under its own name, in the order given.
+
+    Args:
+        runs: the metrics of each run, such as those of one stage on several layouts.
+        metrics: names and what to call them.
+
+    Raises:
+        ValueError: no run.
+    """
+    if not runs:
+        raise ValueError("runs is empty: a table needs at least one run")
+    table = counts_table(
+        metrics_table.concat(frame.assign(stage=label) for label, frame in runs.items()), metrics
+    )
+    return table[list(runs)]
 
 
 def time_table(frame: Metrics) -> pd.DataFrame:

@@ -1,5 +1,8 @@
 """What the notebooks call; expected figures are worked out by hand."""
 
+import re
+from html.parser import HTMLParser
+
 import pytest
 
 from labs_common import lessons, metrics
@@ -112,3 +115,38 @@ def test_recorded_profiles_of_the_first_stages_are_there(stage):
 
     assert set(frame["stage"]) == set(lessons.until(stage))
     assert set(frame["source"]) == {"recorded"} and set(frame["problem"]) == {"seed"}
+
+
+def test_code_is_shown_in_a_fixed_width_font_and_whole(monkeypatch):
+    class Text(HTMLParser):
+        found = ""
+
+        def handle_data(self, data):
+            self.found += data
+
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    lessons.show_kernel(find_stage("05"))
+    parser = Text()
+    parser.feed(shown[0]["text/html"])
+
+    assert parser.found.strip() == find_stage("05").source().text.strip()
+    assert re.match(r'<pre style="[^"]*font-family:[^";]*monospace', shown[0]["text/html"])
+    assert "05_partitioned_gqa.cu" in shown[0]["text/plain"]
+
+
+def test_runs_stand_side_by_side_in_the_order_given():
+    def run(requests):
+        rows = [{"metric": names.GLOBAL_LOAD_REQUESTS, "value": requests, "unit": "request"}]
+        rows += [{"metric": names.GLOBAL_LOAD_SECTORS, "value": 16 * requests, "unit": "sector"}]
+        return metrics.build(
+            rows, source="simulated", tool="simulator", gpu="h200", stage="05_partitioned_gqa", kernel="k"
+        )
+
+    table = lessons.side_by_side({"packed": run(3.0), "NHD": run(2.0)})
+
+    assert list(table.columns) == ["packed", "NHD"]
+    assert list(table.loc["global load requests"]) == ["3", "2"]
+    assert list(table.loc["sectors per request"]) == ["16.00", "16.00"]
+    with pytest.raises(ValueError, match="runs"):
+        lessons.side_by_side({})
