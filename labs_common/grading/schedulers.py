@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
+
+from labs_common.grading.zygote import PR_SET_PDEATHSIG
 
 Item = TypeVar("Item")
 
@@ -29,7 +33,8 @@ class LocalScheduler:
     def executor(self) -> Executor:
         """A fresh executor."""
         # spawned: the parent may have threads, and a fork would copy their locks
-        return ProcessPoolExecutor(self.workers, mp_context=multiprocessing.get_context("spawn"))
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self.workers, mp_context=context, initializer=_end_with_parent)
 
     def close(self) -> None:
         """Nothing is kept."""
@@ -38,12 +43,13 @@ class LocalScheduler:
 class DaskScheduler:
     """The workers of a Dask cluster; each must have this package at this version."""
 
-    def __init__(self, address: str, gpu: bool = False) -> None:
+    def __init__(self, address: str, gpu: bool = False, timeout_s: float = 20) -> None:
         """Connect.
 
         Args:
             address: of the scheduler, such as ``tcp://host:8786``.
             gpu: whether a task needs a worker's GPU (workers are started with ``--resources GPU=1``).
+            timeout_s: until the scheduler must have answered.
 
         Raises:
             ValueError: dask.distributed is not installed, or no scheduler answers.
@@ -55,7 +61,7 @@ class DaskScheduler:
                 "--scheduler needs dask.distributed: pip install 'paged-attention-lab[cluster]'"
             ) from None
         try:
-            self._client = Client(address, timeout=20, set_as_default=False)
+            self._client = Client(address, timeout=timeout_s, set_as_default=False)
         except (OSError, TimeoutError, ValueError) as error:
             raise ValueError(f"no Dask scheduler answers at {address}: {error}") from None
         self._resources = {"GPU": 1} if gpu else None
@@ -92,41 +98,45 @@ def run_all(
     """
     waiting, suspects = deque(items), deque()
     while waiting or suspects:
-        limit = 1 if suspects else IN_FLIGHT_PER_WORKER * scheduler.workers
-        queue = suspects or waiting
+        testing = bool(suspects)  # one at a time, until it is known who ends workers
+        queue = suspects if testing else waiting
+        limit = 1 if testing else IN_FLIGHT_PER_WORKER * scheduler.workers
         executor = scheduler.executor()
         running: dict[Future, Item] = {}
-        broken: list[tuple[Item, BaseException]] = []
+        whole_pool_died = done_well = False
         try:
-            while (queue or running) and not broken:
-                while queue and len(running) < limit:
-                    item = queue.popleft()
-                    running[executor.submit(function, item)] = item
-                    if queue is suspects:
-                        limit = 1
+            while (queue or running) and not whole_pool_died:
+                while queue and len(running) < limit and not whole_pool_died:
+                    try:
+                        running[executor.submit(function, queue[0])] = queue[0]
+                        queue.popleft()
+                    except BrokenProcessPool:
+                        whole_pool_died = True
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     item = running.pop(future)
                     error = future.exception()
                     if error is None:
                         yield future.result()
-                    elif _worker_died(error):
-                        broken.append((item, error))
-                    else:
+                    elif not _worker_died(error):
                         raise error
-            if broken and queue is suspects:
-                (item, error) = broken[0]
-                yield alone(item, error)
-            elif broken:
-                suspects.extend(item for item, _ in broken)
-                if isinstance(broken[0][1], BrokenProcessPool):
-                    suspects.extend(running.values())  # the whole pool is gone
-                else:
-                    waiting.extendleft(running.values())
-                for future in running:
-                    future.cancel()
+                    elif testing:
+                        yield alone(item, error)
+                    else:
+                        suspects.append(item)
+                    whole_pool_died |= isinstance(error, BrokenProcessPool)
+            if whole_pool_died:
+                suspects.extend(running.values())
+            done_well = True
         finally:
-            executor.shutdown(wait=not broken, cancel_futures=True)
+            for future in running:
+                future.cancel()
+            executor.shutdown(wait=done_well and not whole_pool_died)
+
+
+def _end_with_parent() -> None:
+    """A worker of a grader that was killed ends too; left alone it would wait for work for ever."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _worker_died(error: BaseException) -> bool:

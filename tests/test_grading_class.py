@@ -1,0 +1,288 @@
+"""A class at a time: stopped and resumed, killed, repeated from its bundle, reported without a leak."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Executor, Future
+
+import pytest
+
+from labs_common.grading.cases import grading_cases
+from labs_common.grading.class_run import grade_class
+from labs_common.grading.rubric import parse_rubric
+from labs_common.grading.schedulers import LocalScheduler, run_all
+from labs_common.grading.store import Store, differing_marks, read_json
+from labs_common.grading.tables import canvas_csv, marks_csv, moodle_csv, nbgrader_csv
+from labs_common.stages import find_stage
+
+STAGE = find_stage("02")
+RIGHT = STAGE.source().text
+WRONG = RIGHT.replace("* problem.scale", "")
+EMPTY = """#include "paged_attention.cuh"
+extern "C" __global__ void paged_attention_vectorized(Problem problem, Inputs in, float* output) {}
+"""
+
+
+class Inline(Executor):
+    """Runs a task when it is submitted, in this process."""
+
+    workers = 1
+
+    def executor(self):
+        return self
+
+    def submit(self, function, *arguments, **options):
+        future = Future()
+        future.set_result(function(*arguments, **options))
+        return future
+
+
+@pytest.fixture(scope="module")
+def graded(tmp_path_factory):
+    """A small class, graded once."""
+    root = tmp_path_factory.mktemp("class")
+    folder = root / "submissions"
+    folder.mkdir()
+    (folder / "anna.cu").write_text(RIGHT)
+    (folder / "ben.cu").write_text(WRONG)
+    (folder / "=HYPERLINK(evil).cu").write_text(EMPTY)
+    (folder / "<script>alert(1)<&>.cu").write_text(RIGHT.replace("start < context", "start < context - 9"))
+    (folder / "Борис").mkdir()
+    text = {"cells": [{"cell_type": "markdown", "metadata": {"tags": ["palab:answer:a"]}, "source": "4"}]}
+    (folder / "Борис" / "lab.ipynb").write_text(json.dumps(text))
+    rubric = root / "rubric.toml"
+    rubric.write_text(
+        '[assignment]\nname = "lab2"\nstages = ["02"]\n'
+        '[answers.a]\npoints = 2\nkind = "number"\nvalue = 4\nfactor = 1.1\n'
+        '[answers.b]\npoints = 3\nkind = "hand"\n'
+    )
+    summary = grade_class(folder, root / "out", rubric, scheduler=Inline())
+    return root, summary
+
+
+def totals(summary):
+    return {record["student"]: record["total"] for record in summary.records}
+
+
+def test_everybody_has_marks(graded):
+    _, summary = graded
+
+    marks = totals(summary)
+
+    assert marks["anna"] == 85
+    assert marks["ben"] == marks["=HYPERLINK(evil)"] == 0
+    assert marks["Борис"] == 2
+    assert 0 < marks["<script>alert(1)<&>"] < 85
+    assert summary.failed == ()
+
+
+def test_a_second_run_grades_nothing_again(graded):
+    root, first = graded
+
+    again = grade_class(root / "submissions", root / "out", root / "rubric.toml", scheduler=Inline())
+
+    assert again.graded == 0
+    assert again.records == first.records
+
+
+def test_what_was_handed_in_anew_is_graded_anew(graded, tmp_path):
+    root, first = graded
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+    for path in (root / "submissions").glob("*.cu"):
+        (folder / path.name).write_text(path.read_text())
+    (folder / "ben.cu").write_text(RIGHT)
+    out = tmp_path / "out"
+    (out / "bundle").mkdir(parents=True)
+    (out / "bundle" / "bundle.json").write_text((root / "out" / "bundle" / "bundle.json").read_text())
+    (out / "results").mkdir()
+    for path in (root / "out" / "results").glob("*.json"):
+        (out / "results" / path.name).write_text(path.read_text())
+
+    again = grade_class(folder, out, root / "rubric.toml", scheduler=Inline())
+
+    assert again.graded == 1
+    assert totals(again)["ben"] == 85
+    assert totals(again)["anna"] == totals(first)["anna"]
+
+
+def test_a_bundle_gives_the_same_marks(graded, tmp_path):
+    root, first = graded
+
+    again = grade_class(root / "out", tmp_path / "again", scheduler=Inline())
+
+    assert again.graded == len(first.records)
+    assert again.differing == ()
+    assert differing_marks(first.records, again.records) == []
+    assert Store(tmp_path / "again").head()["seed"] == Store(root / "out").head()["seed"]
+
+
+def test_other_marks_are_noticed(graded):
+    _, first = graded
+    changed = json.loads(json.dumps(first.records))
+    changed[1]["stages"][STAGE.id]["points"]["correctness"] += 1
+
+    assert differing_marks(first.records, changed) == [changed[1]["student"]]
+
+
+def test_a_bundle_says_what_marks_depend_on(graded):
+    root, _ = graded
+    head = Store(root / "out").head()
+
+    assert set(head["toolchain"]) >= {"nvrtc", "arch", "simulator", "options", "lab"}
+    assert len(head["seed"]) == 32
+    assert (root / "out" / "bundle" / "bundle.json").stat().st_mode & 0o077 == 0
+
+
+def test_a_half_written_record_is_graded_again(graded, tmp_path):
+    store = Store(tmp_path)
+    root, _ = graded
+    (submission,) = [s for s in Store(root / "out").submissions() if s.student == "anna"]
+    rubric = parse_rubric((root / "rubric.toml").read_text())
+    path = root / "out" / "results" / f"{submission.slug}.json"
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / path.name).write_text(path.read_text()[:-40])
+
+    assert store.result(submission, rubric, gpu=False) is None
+    (tmp_path / "results" / path.name).write_text(path.read_text())
+    assert store.result(submission, rubric, gpu=False)["total"] == 85
+    assert store.result(submission, parse_rubric(""), gpu=False) is None
+    assert store.result(submission, rubric, gpu=True) is None
+
+
+def test_points_by_hand(graded, tmp_path):
+    root, _ = graded
+    hand = tmp_path / "hand.csv"
+    hand.write_text("student,answer,points\nБорис,b,2.5\n", encoding="utf-8-sig")
+    out = tmp_path / "out"
+    grade_class(root / "out", out, scheduler=Inline())
+
+    again = grade_class(root / "out", out, scheduler=Inline(), by_hand=hand)
+
+    assert again.graded == 1
+    assert totals(again)["Борис"] == 4.5
+    hand.write_text("student,points\nx,1\n")
+    with pytest.raises(ValueError, match="no column answer"):
+        grade_class(root / "out", out, scheduler=Inline(), by_hand=hand)
+
+
+# ---- what is written -------------------------------------------------------------------------------------
+
+
+def rows(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_marks_as_a_table(graded):
+    root, summary = graded
+    rubric = parse_rubric((root / "rubric.toml").read_text())
+
+    table = {row["student"]: row for row in rows(marks_csv(rubric, summary.records, gpu=False))}
+
+    assert table["anna"]["02_vectorized structure"] == "25.0"
+    assert table["ben"]["faults"] == "02_vectorized: unscaled"
+    assert table["Борис"]["answer a"] == "2.0"
+    assert "'=HYPERLINK(evil)" in table
+    assert (root / "out" / "marks.csv").read_bytes().startswith(b"\xef\xbb\xbf")
+
+
+def test_gradebooks_import_formats(graded):
+    root, summary = graded
+    rubric = parse_rubric((root / "rubric.toml").read_text())
+
+    nbgrader = rows(nbgrader_csv(rubric, summary.records))
+    moodle = rows(moodle_csv(rubric, summary.records))
+    canvas = rows(canvas_csv(rubric, summary.records, gpu=False))
+
+    anna = next(row for row in nbgrader if row["student_id"] == "anna")
+    assert (anna["assignment"], anna["score"], anna["max_score"]) == ("lab2", "85.0", "90.0")
+    assert {row["ID number"]: row["lab2"] for row in moodle}["ben"] == "0.0"
+    assert canvas[0]["Student"].strip() == "Points Possible" and canvas[0]["lab2"] == "90.0"
+
+
+def test_feedback_tells_reasons_and_no_hidden_value(graded):
+    root, summary = graded
+    seed = Store(root / "out").head()["seed"]
+    hidden = [str(c.problem.context_lengths) for c in grading_cases(STAGE, seed)]
+    hidden += [str(c.problem) for c in grading_cases(STAGE, seed)]
+    for record in summary.records:
+        page = (root / "out" / "feedback" / f"{record['slug']}.html").read_text(encoding="utf-8")
+        details = [case["detail"] for g in record["stages"].values() for case in g["cases"] if case["detail"]]
+
+        assert seed not in page
+        assert not [value for value in (*hidden, *details) if value in page]
+        assert "instead of" not in page
+        assert "<script" not in page.lower()
+
+    (ben,) = [r for r in summary.records if r["student"] == "ben"]
+    page = (root / "out" / "feedback" / f"{ben['slug']}.html").read_text(encoding="utf-8")
+    assert "scores are not multiplied by scale" in page
+    assert "0 of 50" in page
+
+
+def test_the_class_report(graded):
+    root, summary = graded
+    page = (root / "out" / "class.html").read_text(encoding="utf-8")
+
+    assert page.count('src="data:image/png;base64,') == 4
+    assert "hardest step" in page and "unscaled" not in page  # the chart is a picture
+    assert "&lt;script&gt;" in page and "<script" not in page.lower()
+    assert "http" not in page.replace("http-equiv", "")
+    assert Store(root / "out").head()["seed"] not in page
+    for record in summary.records:
+        assert f"feedback/{record['slug']}.html" in page
+
+
+# ---- killed, and workers that die ------------------------------------------------------------------------
+
+
+def test_kill_9_loses_what_is_in_flight_at_most(tmp_path):
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"s{number}.cu").write_text(f"{RIGHT}\n__device__ int number{number};\n")
+    command = [sys.executable, "-m", "labs_common", "grade", str(folder), "--out", str(tmp_path / "out")]
+    command += ["--stage", "02", "--workers", "1"]
+    results = tmp_path / "out" / "results"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(results.glob("s*.json"))) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    done = {path: path.stat().st_mtime_ns for path in results.glob("s*.json")}
+    assert all(read_json(path)["total"] == 85 for path in done)
+
+    summary = grade_class(folder, tmp_path / "out", stages=("02",), scheduler=Inline())
+
+    assert summary.graded == 6 - len(done)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    assert [record["total"] for record in summary.records] == [85] * 6
+
+
+def task(item):
+    """A worker's work: even numbers are honest, the others end their process when they first see it."""
+    number, folder = item
+    with open(os.path.join(folder, f"runs-{number}"), "a") as file:
+        file.write("x")
+    if number % 5 == 1:
+        os._exit(3)
+    return number
+
+
+def test_workers_that_die_take_nobody_with_them(tmp_path):
+    items = [(number, str(tmp_path)) for number in range(12)]
+
+    results = sorted(run_all(LocalScheduler(2), task, items, alone=lambda item, error: -item[0]))
+
+    assert results == sorted([n if n % 5 != 1 else -n for n in range(12)])
+    runs = {n: len((tmp_path / f"runs-{n}").read_text()) for n in range(12)}
+    assert sum(runs.values()) <= 12 + 3 * (2 * 2)  # run again is what was in flight with a bad one, no more

@@ -1,0 +1,192 @@
+"""Rubric, answers and structure: what a count or an answer is worth, and what a rubric may say."""
+
+import math
+
+import pytest
+
+from labs_common.grading.answers import mark_answers, plain, read_number
+from labs_common.grading.rubric import AnswerKey, Limit, RubricError, load_rubric, parse_rubric
+from labs_common.grading.structure import mark_structure, reads_too_little, structure_share
+
+WRONG = {
+    "no TOML": ("x = ", "no TOML"),
+    "unknown table": ("[point]\ncorrectness = 1", "point is unknown; allowed are assignment, points"),
+    "unknown part": ("[points]\ncorrectnes = 1", "points.correctnes is unknown"),
+    "negative": ("[points]\nspeed = -1", "points.speed of 00_baseline = -1; it must be a number from 0"),
+    "text": ('[points]\nspeed = "5"', "points.speed of 00_baseline = '5'"),
+    "not finite": ("[points]\nspeed = inf", "= inf"),
+    "a truth value": ("[points]\nspeed = true", "= True"),
+    "unknown stage": ('[assignment]\nstages = ["09"]', "no stage called '09'"),
+    "stage twice": ('[assignment]\nstages = ["02", "02_vectorized"]', "every stage once"),
+    "no stage": ("[assignment]\nstages = []", "not empty"),
+    "a path as name": ('[assignment]\nname = "../x"', "a folder name"),
+    "unknown class": ("[correctness]\nfar_away = 1", "correctness.far_away is unknown"),
+    "plain left out": ("[correctness]\nplain = 0", "it gates all other points"),
+    "limits crossed": (
+        "[structure.sectors]\nfull = 5",
+        "structure.sectors.none = 4.0; it must be more than full, 5",
+    ),
+    "unknown flag": ('[integrity]\nzero = ["luck"]', "integrity.zero = 'luck'"),
+    "unknown kind": ('[answers.a]\npoints = 1\nkind = "essay"', "number, choice or hand"),
+    "number without value": (
+        '[answers.a]\npoints = 1\nkind = "number"',
+        "value, and either factor or tolerance",
+    ),
+    "factor and tolerance": (
+        '[answers.a]\npoints = 1\nkind = "number"\nvalue = 1\nfactor = 2\ntolerance = 1',
+        "either factor or tolerance",
+    ),
+    "choice without texts": ('[answers.a]\npoints = 1\nkind = "choice"', "at least one text"),
+    "no points": ('[answers.a]\nkind = "hand"', "answers.a.points = None"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_rubric_names_the_field(text, message):
+    with pytest.raises(RubricError) as error:
+        parse_rubric(text, "lab.toml")
+
+    assert str(error.value).startswith("lab.toml: ")
+    assert message in str(error.value)
+
+
+def test_the_default_rubric():
+    rubric = load_rubric()
+
+    assert rubric.stages == ("00_baseline", "01_cooperative", "02_vectorized", "03_gqa_reuse", "04_split_kv")
+    assert rubric.maximum("03_gqa_reuse", gpu=True) == 100
+    assert rubric.maximum("03_gqa_reuse", gpu=False) == 85
+
+
+def test_a_stage_may_have_points_of_its_own():
+    rubric = parse_rubric('[assignment]\nstages = ["0", "3"]\n[points]\nspeed = 0\n[stage.03]\nspeed = 40')
+
+    assert rubric.points["00_baseline"]["speed"] == 0
+    assert rubric.points["03_gqa_reuse"]["speed"] == 40
+    assert rubric.total(gpu=True) == 85 + 125
+
+
+def test_marks_depend_on_every_field_of_a_rubric():
+    digests = {
+        parse_rubric(text).digest
+        for text in (
+            "",
+            "[points]\nspeed = 16",
+            "[structure.spills]\ncounts = false",
+            "[correctness]\nfar = 2",
+        )
+    }
+
+    assert len(digests) == 4
+
+
+@pytest.mark.parametrize(
+    ("ratio", "share"), [(0.5, 1), (1.5, 1), (2.4494897, 0.5), (4, 0), (9, 0), (math.inf, 0)]
+)
+def test_a_ratio_between_the_limits_counts_by_its_logarithm(ratio, share):
+    """sqrt(1.5 * 4) = 2.449 lies half way between 1.5 and 4."""
+    assert Limit(1.5, 4).share(ratio) == pytest.approx(share, abs=1e-6)
+
+
+def test_an_excess_over_zero_counts_linearly():
+    assert Limit(0, 256).share(64) == 0.75
+
+
+REFERENCE = {
+    "requests": 100.0,
+    "sectors": 800.0,
+    "sectors_per_request": 1.0,
+    "multiplies": 1.0,
+    "barriers_per_token": 0.0,
+    "kv_bytes": 4096.0,
+    "shared_wavefronts": 0.0,
+    "spills": 0.0,
+}
+
+
+def share_with(**changes):
+    return structure_share(mark_structure({**REFERENCE, **changes}, REFERENCE, load_rubric().structure))
+
+
+def test_the_worst_count_decides():
+    assert share_with() == 1
+    assert share_with(requests=50.0, sectors=400.0) == 1
+    assert share_with(multiplies=100.0) == 0
+    assert share_with(requests=200.0) == pytest.approx(math.log(2) / math.log(4 / 1.6))
+    assert share_with(requests=200.0, spills=128.0) == 0.5
+
+
+def test_what_the_reference_does_not_have_is_left_out():
+    """Shared memory in a stage whose reference has none is a choice; a barrier a token is work."""
+    assert share_with(shared_wavefronts=1e6) == 1
+    assert share_with(barriers_per_token=0.02) == 1
+    assert share_with(barriers_per_token=2.0) == 0
+
+
+def test_reading_less_than_there_is():
+    assert reads_too_little({**REFERENCE, "kv_bytes": 2048.0}, REFERENCE)
+    assert not reads_too_little(REFERENCE, REFERENCE)
+
+
+NUMBERS = {
+    "3.5": 3.5,
+    "about 3.5 ms": 3.5,
+    "1,5": 1.5,
+    "39,000,000 cycles": 39e6,
+    "2_400": 2400,
+    "4x": 4,
+    "-2": -2,
+    "1e-6": 1e-6,
+    "between 3 and 4": None,
+    "many": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("text", "number"), NUMBERS.items())
+def test_numbers_in_answers(text, number):
+    assert read_number(text) == number
+
+
+def test_text_is_compared_without_its_looks():
+    assert plain("  **Memory-latency**! ") == "memory latency"
+    assert plain("Bandbreite: DÉBIT") == "bandbreite debit"
+
+
+def test_answers_are_marked_by_their_key():
+    keys = {
+        "factor": AnswerKey(2, "number", value=4, factor=1.5),
+        "tolerance": AnswerKey(1, "number", value=0, tolerance=0.1, why="all of them are cached"),
+        "choice": AnswerKey(3, "choice", accept=("latency", "memory latency")),
+        "hand": AnswerKey(4, "hand"),
+        "missing": AnswerKey(1, "number", value=1, factor=2),
+    }
+    given = {"factor": "5.9", "tolerance": "0.2", "choice": "Latency.", "hand": "an essay"}
+
+    marks = {mark.answer: mark for mark in mark_answers(given, keys)}
+
+    assert {name: mark.points for name, mark in marks.items()} == {
+        "factor": 2,
+        "tolerance": 0,
+        "choice": 3,
+        "hand": 0,
+        "missing": 0,
+    }
+    assert marks["tolerance"].reason == "not right: all of them are cached"
+    assert marks["hand"].by_hand
+    assert marks["missing"].reason == "no answer"
+
+
+def test_a_person_has_the_last_word_within_the_points():
+    keys = {"hand": AnswerKey(4, "hand"), "choice": AnswerKey(3, "choice", accept=("x",))}
+
+    marks = mark_answers({"choice": "y"}, keys, {"hand": 9, "choice": 1.5})
+
+    assert [mark.points for mark in marks] == [4, 1.5]
+
+
+@pytest.mark.parametrize("text", ["__import__('os')._exit(1)", "9" * 5000, "1e999", "\0", "4\n" * 10000])
+def test_no_answer_is_evaluated(text):
+    (mark,) = mark_answers({"a": text}, {"a": AnswerKey(1, "number", value=4, factor=2)})
+
+    assert mark.points == 0
