@@ -1,4 +1,4 @@
-"""What turns CUDA C++ into the PTX that the simulator runs: NVRTC, or where it is missing the clang of ziglang.
+"""What turns CUDA C++ into the PTX that the simulator runs: NVRTC, or the clang of ziglang in its absence.
 
 Counts depend on the compiler, so every output names the front end that its counts come from, and the two are
 never compared: a reference and a submission take one front end, and grading takes NVRTC.

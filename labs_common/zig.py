@@ -18,17 +18,31 @@ from pathlib import Path
 
 from labs_common.compiler import CompileError, CompilerMissing
 from labs_common.source import NEUTRAL_FOLDER, Source
+from labs_common.zig_ir import widen_copies
 
 HEADERS = Path(__file__).resolve().parent / "zig_headers"
 NEUTRAL_HEADERS = "/lab/zig_headers"
 TIMEOUT_S = 120
-# As NVRTC's of compiler.OPTIONS: C++17, denormals flushed, line information, precise division and square root.
-# Both contract a product and a sum to an fma by default. One host target everywhere, since it decides how wide a
-# long is; no header but ours, since NVRTC has none either.
+# As NVRTC's of compiler.OPTIONS: C++17, denormals flushed, line information, precise division and square
+# root. Both contract a product and a sum to an fma by default. One host target everywhere, since it decides
+# how wide a long is; no header but ours, since NVRTC has none either.
 OPTIONS = (
     *("-x", "cuda", "--cuda-device-only", "-nocudainc", "-nocudalib", "-nostdinc", "-nostdinc++"),
-    *("--target=x86_64-unknown-linux-gnu", "-O3", "-S", "-std=c++17", "-fno-exceptions"),
+    *("--target=x86_64-unknown-linux-gnu", "-O3", "-std=c++17", "-fno-exceptions"),
     *("-fgpu-flush-denormals-to-zero", "-ffp-contract=fast", "-g1", "-w", "-ferror-limit=20"),
+)
+_TO_IR = ("-S", "-emit-llvm", "-Xclang", "-disable-llvm-passes", "-fno-discard-value-names")
+_TO_PTX = (
+    "-cc1",
+    "-triple",
+    "nvptx64-nvidia-cuda",
+    "-x",
+    "ir",
+    "-O3",
+    "-S",
+    "-ffp-contract=fast",
+    "-fno-dwarf-directory-asm",
+    "-w",
 )
 
 _DIAGNOSTIC = re.compile(r"^(?P<file>[^\n:]*):(?P<line>\d+):\d+: (?:fatal )?error: ", re.M)
@@ -67,12 +81,19 @@ def available() -> bool:
 
 @functools.lru_cache(maxsize=128)
 def _compile(text: str, macros: tuple[str, ...], arch: str) -> str:
-    prelude = f'#line 1 "{NEUTRAL_HEADERS}/prelude.cuh"\n' + (HEADERS / "prelude.cuh").read_text(encoding="utf-8")
-    options = (*OPTIONS, f"--cuda-gpu-arch={arch}", f"-I{HEADERS}", *macros, "-", "-o", "-")
-    done = _run(options, prelude + text)
+    prelude = f'#line 1 "{NEUTRAL_HEADERS}/prelude.cuh"\n' + (HEADERS / "prelude.cuh").read_text(
+        encoding="utf-8"
+    )
+    options = (*OPTIONS, *_TO_IR, f"--cuda-gpu-arch={arch}", f"-I{HEADERS}", *macros, "-", "-o", "-")
+    ir = widen_copies(_output(options, prelude + text))
+    return _with_chains(_output((*_TO_PTX, "-target-cpu", arch, "-", "-o", "-"), ir))
+
+
+def _output(options: tuple[str, ...], text: str) -> str:
+    done = _run(options, text)
     if done.returncode:
         raise CompileError(_as_nvrtc(done.stderr) or f"clang ended with status {done.returncode}")
-    return _with_chains(done.stdout)
+    return done.stdout
 
 
 def _run(options: tuple[str, ...], text: str) -> subprocess.CompletedProcess:

@@ -26,29 +26,11 @@ typedef long clock_t;
 
 // ---- vector types
 
-// Two and four elements are copied as a whole. Left to itself, this clang turns `c ? p[i] : zero` into a load of each
-// element, and 16-byte loads are what stage 02 is about. trivial_abi: they are passed to kernels by value all the same.
-#define LAB_WHOLE(Name, T, count, align)                                                                   \
-    typedef T Whole __attribute__((vector_size(count * sizeof(T)), aligned(align), may_alias));            \
-    Name() = default;                                                                                      \
-    LAB_MEMBER Name(const Name& other) { *(Whole*)this = *(const Whole*)&other; }                          \
-    LAB_MEMBER Name& operator=(const Name& other) {                                                        \
-      *(Whole*)this = *(const Whole*)&other;                                                               \
-      return *this;                                                                                        \
-    }
 #define LAB_VECTORS(name, T, align2, align4)                                                               \
   struct name##1 { T x; };                                                                                 \
+  struct __align__(align2) name##2 { T x, y; };                                                            \
   struct name##3 { T x, y, z; };                                                                           \
-  struct __align__(align2) __attribute__((trivial_abi)) name##2 {                                          \
-    T x, y;                                                                                                \
-    LAB_WHOLE(name##2, T, 2, align2)                                                                       \
-    LAB_MEMBER constexpr name##2(T x, T y) : x(x), y(y) {}                                                 \
-  };                                                                                                       \
-  struct __align__(align4) __attribute__((trivial_abi)) name##4 {                                          \
-    T x, y, z, w;                                                                                          \
-    LAB_WHOLE(name##4, T, 4, align4)                                                                       \
-    LAB_MEMBER constexpr name##4(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}                           \
-  };                                                                                                       \
+  struct __align__(align4) name##4 { T x, y, z, w; };                                                      \
   LAB_FUNCTION name##1 make_##name##1(T x) { return {x}; }                                                 \
   LAB_FUNCTION name##2 make_##name##2(T x, T y) { return {x, y}; }                                         \
   LAB_FUNCTION name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                                 \
@@ -542,7 +524,6 @@ LAB_MISSING(sin)
 LAB_MISSING(cos)
 LAB_MISSING(tanh)
 
-#undef LAB_WHOLE
 #undef LAB_VECTORS
 #undef LAB_COORDINATES
 #undef LAB_SHUFFLE
