@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from labs_common import cli_bench, cli_grade
+from labs_common import cli_bench, cli_course, cli_grade
 from labs_common.console import open_console
 from labs_common.doctor import diagnose, engine_choice
 from labs_common.problem import PRESETS, find_problem
@@ -28,6 +28,8 @@ app = typer.Typer(
 )
 app.add_typer(cli_bench.app, name="bench")
 app.command()(cli_grade.grade)
+for command in (cli_course.start, cli_course.hint, cli_course.release, cli_course.solution):
+    app.command()(command)
 console = open_console()
 errors = open_console(stderr=True)
 
@@ -75,17 +77,20 @@ def run(
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="a kernel file")],
-    stage: Annotated[str, typer.Option(help="the stage in whose place it runs")],
+    kernel: Annotated[str, typer.Argument(help="a kernel file, or a stage for yours in kernels/mine")],
+    stage: Annotated[
+        str | None, typer.Option(help="in whose place a file runs; by default the one it is named after")
+    ] = None,
     engine: Engine = EngineName.AUTO,
     front_end: FrontEnd = FrontEndName.AUTO,
 ) -> None:
-    """Run somebody's own kernel in a stage's place on small and ragged problems."""
+    """Run your own kernel in a stage's place on small and ragged problems, and name what is wrong."""
     from labs_common import runner
     from labs_common.check import check as check_kernel
-    from labs_common.source import Source
+    from labs_common.exercise import chosen_kernel
 
-    report = check_kernel(Source.read(file), find_stage(stage), _open(engine, front_end=front_end))
+    source, chosen = chosen_kernel(kernel, stage)
+    report = check_kernel(source, chosen, _open(engine, front_end=front_end))
     runner.print_report(report, console)
     raise typer.Exit(0 if report.ok else 1)
 

@@ -151,6 +151,30 @@ def own_source(stage: str | int | Stage, folder: Path = OWN_KERNELS) -> Source:
     return Source.read(path)
 
 
+def chosen_kernel(kernel: str, stage: str | None = None, folder: Path = OWN_KERNELS) -> tuple[Source, Stage]:
+    """The kernel that a command means, and the stage in whose place it runs.
+
+    Args:
+        kernel: a file, or a stage for your own kernel of it.
+        stage: of a file; by default the one that the file is named after.
+        folder: where your kernels are.
+
+    Raises:
+        FileNotFoundError: no such file, or no kernel of yours.
+        ValueError: neither a file nor a stage, or a file whose stage is not known.
+    """
+    path = Path(kernel)
+    if stage is None and not path.suffix:
+        chosen = find_stage(kernel)
+        return own_source(chosen, folder), chosen
+    source = Source.read(path)
+    try:
+        return source, find_stage(path.stem if stage is None else stage)
+    except ValueError as error:
+        hint = "; name the stage with --stage" if stage is None else ""
+        raise ValueError(f"{error}{hint}") from None
+
+
 def hints(stage: str | int, step: int, level: int = 1) -> str:
     """A hint on one step of a stage.
 

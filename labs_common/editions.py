@@ -1,0 +1,315 @@
+"""Editions of the lab: one to hand out, whose kernels have no body, and one with all that was done."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from labs_common import metrics as metrics_table
+from labs_common import notebooks as notebook_files
+from labs_common.course import exercise_of
+from labs_common.engines import Engine, open_engine
+from labs_common.exercise import BEGIN, cut
+from labs_common.predictions import ANSWER_TAG, COUNTED, count_stages
+from labs_common.problem import find_problem
+from labs_common.source import KERNELS, Source
+from labs_common.stages import STAGES, Stage, find_stage
+
+ROOT = KERNELS.parent
+EDITION_FILE = "edition.json"
+COUNTED_PROBLEMS = ("tiny", "ragged")
+KERNEL_TAG = "palab:kernel:"
+
+_TOP_LEVEL = (
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "environment.yml",
+    "pyproject.toml",
+    ".gitignore",
+    ".gitattributes",
+)
+_PACKAGE_SUFFIXES = {".py", ".cu", ".cuh", ".h", ".toml"}
+_DATA_SUFFIXES = {".csv", ".json"}
+_TODO_CELL = "### BEGIN SOLUTION", "### END SOLUTION"
+
+_GUIDE = """# {title}
+
+{what}
+
+1. `make lab` sets up and opens JupyterLab; begin with `notebooks/start_here.ipynb`.
+2. `palab start 3` (or `start("03_gqa_reuse")` in a notebook) writes `kernels/mine/03_gqa_reuse.cu`, a kernel
+   with numbered TODOs in place of its body. It never overwrites your work.
+3. Edit that file beside the notebook, then `palab check 3`: it compiles your kernel, runs it on small and
+   ragged problems with all checks, and names what is wrong. `palab hint 3 1` helps with step 1; `--level 2`
+   and `--level 3` say more.
+4. `make test` checks all that you have in `kernels/mine`.
+
+Counts of the lab's own kernels are in `data/counted`, profiles of real GPUs in `data/recorded`.
+"""
+
+_TESTS = '''"""Every kernel in kernels/mine is checked in its stage's place."""
+
+import pytest
+
+from labs_common.check import check
+from labs_common.engines import open_engine
+from labs_common.exercise import OWN_KERNELS
+from labs_common.source import Source
+from labs_common.stages import STAGES
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.id)
+def test_own_kernel(stage):
+    path = OWN_KERNELS / stage.path.name
+    if not path.exists():
+        pytest.skip(f"no {path.name} yet")
+
+    report = check(Source.read(path), stage, open_engine("auto"))
+
+    assert report.ok, report.diagnosis or report.error or report.results
+'''
+
+
+def release(
+    folder: Path, stages: Sequence[str | int] | None = None, engine: Engine | None = None
+) -> list[Path]:
+    """Write the edition that students get.
+
+    The kernels of the given stages and of all later ones have no body: a later stage holds an earlier one's
+    answer. Notebooks are those up to the last given stage, not executed, answers open. Reports and other
+    files that show a kernel's code are left out; counts of the lab's own kernels come as CSV.
+
+    Args:
+        folder: new or empty.
+        stages: that the edition is for; all by default.
+        engine: that counts; by default the simulator.
+
+    Returns:
+        The files written, relative to ``folder``.
+
+    Raises:
+        ValueError: an unknown stage, a folder with something in it, or a kernel that cannot be cut.
+    """
+    chosen = [find_stage(stage) for stage in stages] if stages else list(STAGES)
+    first = min(STAGES.index(stage) for stage in chosen)
+    last = max(STAGES.index(stage) for stage in chosen)
+    emptied = STAGES[first:]
+    _prepare(folder)
+    _copy_package(folder)
+    for path in sorted(KERNELS.glob("*.cuh")):
+        _copy(path, folder)
+    for stage in STAGES:
+        target = folder / "kernels" / stage.path.name
+        text = _emptied(stage).text if stage in emptied else stage.source().text
+        target.write_text(text, encoding="utf-8")
+    for name in ("start_here", *(stage.id for stage in STAGES[: last + 1])):
+        path = notebook_files.NOTEBOOKS / f"{name}.ipynb"
+        if path.exists():
+            notebook = open_notebook(notebook_files.read(path))
+            notebook_files.write(notebook, folder / "notebooks" / path.name)
+    _copy_data(folder, emptied[0])
+    _write_counts(folder, engine or open_engine("sim"))
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test_own_kernels.py").write_text(_TESTS, encoding="utf-8")
+    names = ", ".join(stage.id for stage in emptied)
+    _finish(
+        folder,
+        "student",
+        chosen,
+        "Student edition",
+        f"The kernels {names} have no body: they are yours to write.",
+    )
+    return _written(folder)
+
+
+def solution(folder: Path, execute: bool = True) -> list[Path]:
+    """Write the edition with all kernels, and notebooks with their outputs.
+
+    Args:
+        folder: new or empty.
+        execute: run the notebooks now, on this machine; else they are taken as they are committed.
+
+    Returns:
+        The files written, relative to ``folder``.
+
+    Raises:
+        ValueError: a folder with something in it.
+        NotebookError: a notebook does not run through.
+    """
+    _prepare(folder)
+    _copy_package(folder)
+    for path in sorted([*KERNELS.glob("*.cu*"), *(KERNELS / "variants").glob("*.cu*")]):
+        _copy(path, folder)
+    names = [name for name in notebook_files.NAMES if (notebook_files.NOTEBOOKS / f"{name}.ipynb").exists()]
+    executed = (
+        notebook_files.execute_all(names)
+        if execute
+        else {name: notebook_files.read(notebook_files.NOTEBOOKS / f"{name}.ipynb") for name in names}
+    )
+    for name, notebook in executed.items():
+        notebook_files.write(notebook, folder / "notebooks" / f"{name}.ipynb")
+        if execute:
+            notebook_files.export(name, notebook, folder / "out")
+    for path in sorted((ROOT / "data").rglob("*")):
+        if path.is_file():
+            _copy(path, folder)
+    _finish(
+        folder, "solution", list(STAGES), "Solution", "All kernels are whole, and the notebooks are executed."
+    )
+    return _written(folder)
+
+
+def _prepare(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} has something in it; an edition needs a new or an empty folder")
+    for name in ("kernels", "notebooks", "data"):
+        (folder / name).mkdir(parents=True)
+
+
+def _copy(path: Path, folder: Path) -> None:
+    target = folder / path.relative_to(ROOT)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
+
+
+def _copy_package(folder: Path) -> None:
+    for name in _TOP_LEVEL:
+        if (ROOT / name).exists():
+            _copy(ROOT / name, folder)
+    for path in sorted((ROOT / "labs_common").rglob("*")):
+        if path.is_file() and path.suffix in _PACKAGE_SUFFIXES and "__pycache__" not in path.parts:
+            _copy(path, folder)
+
+
+def _emptied(stage: Stage) -> Source:
+    source = stage.source()
+    if BEGIN not in source.text:
+        raise ValueError(f"{source.name} has no {BEGIN}: it would be handed out whole")
+    try:
+        return cut(source, exercise_of(stage.id))
+    except ValueError as error:
+        if "has no exercise" not in str(error):
+            raise
+        return cut(source)
+
+
+def _copy_data(folder: Path, first_emptied: Stage) -> None:
+    """Tables and where they come from. Reports hold source and machine code, and stay behind."""
+    for path in sorted((ROOT / "data").rglob("*")):
+        if path.is_file() and path.suffix in _DATA_SUFFIXES and COUNTED not in path.parents:
+            _copy(path, folder)
+
+
+def _write_counts(folder: Path, engine: Engine) -> None:
+    target = folder / COUNTED.relative_to(ROOT)
+    target.mkdir(parents=True)
+    for name in COUNTED_PROBLEMS:
+        counts = count_stages([stage.id for stage in STAGES], find_problem(name), engine)
+        whole_kernels = metrics_table.select(counts, line=None)  # lines would show how the code is laid out
+        metrics_table.save_csv(whole_kernels, target / f"{name}.csv")
+
+
+def _finish(folder: Path, kind: str, stages: Sequence[Stage], title: str, what: str) -> None:
+    described = {"kind": kind, "stages": [stage.id for stage in stages]}
+    (folder / EDITION_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    (folder / "EDITION.md").write_text(_GUIDE.format(title=title, what=what), encoding="utf-8")
+
+
+def _written(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+# ---- notebooks -------------------------------------------------------------------------------------------
+
+
+def open_notebook(notebook: NotebookNode) -> NotebookNode:
+    """A notebook as it is handed out: no outputs, answers open, nbgrader's metadata on answer cells.
+
+    Args:
+        notebook: is not changed.
+
+    Raises:
+        ValueError: two answer cells with the same id.
+    """
+    opened = notebook_files.tidy(copy.deepcopy(notebook))
+    seen: set[str] = set()
+    for cell in opened.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+        cell.source = _without_python_solutions(cell.source)
+        answer = answer_id(cell)
+        if answer is None:
+            continue
+        if answer in seen:
+            raise ValueError(f"two cells have the tag {ANSWER_TAG}{answer}")
+        seen.add(answer)
+        if cell.cell_type == "code":
+            cell.source = _open_answers(cell.source)
+        cell.metadata["nbgrader"] = nbgrader_metadata(answer, cell.cell_type)
+    nbformat.validate(opened)
+    return opened
+
+
+def answer_id(cell: NotebookNode) -> str | None:
+    """What stands behind ``palab:answer:`` in a cell's tags; None for other cells."""
+    for tag in cell.metadata.get("tags", ()):
+        if tag.startswith(ANSWER_TAG):
+            return tag.removeprefix(ANSWER_TAG)
+    return None
+
+
+def nbgrader_metadata(answer: str, cell_type: str) -> dict[str, object]:
+    """Metadata of nbgrader's schema 3 for a cell with an answer that a person or the lab's grader marks."""
+    return {
+        "schema_version": 3,
+        "grade": True,
+        "grade_id": re.sub(r"[^a-zA-Z0-9_-]", "-", f"{ANSWER_TAG}{answer}"),
+        "locked": False,
+        "points": 1,
+        "solution": True,
+        "task": False,
+        "cell_type": cell_type,
+    }
+
+
+def _without_python_solutions(source: str) -> str:
+    begin, end = _TODO_CELL
+    lines, inside = [], False
+    for line in source.split("\n"):
+        if line.strip() == begin:
+            inside = True
+            lines.append(line[: len(line) - len(line.lstrip())] + "# your code")
+        elif line.strip() == end:
+            inside = False
+        elif not inside:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _open_answers(source: str) -> str:
+    """An answer cell with None in place of every answer of its dictionary; comments stay."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return source
+    values = [
+        value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        for value in node.value.values
+    ]
+    lines = source.encode().split(b"\n")  # ast counts columns in bytes
+    for value in sorted(values, key=lambda v: (v.lineno, v.col_offset), reverse=True):
+        first, last = value.lineno - 1, value.end_lineno - 1
+        joined = lines[first][: value.col_offset] + b"None" + lines[last][value.end_col_offset :]
+        lines[first : last + 1] = [joined]
+    return b"\n".join(lines).decode()
