@@ -238,7 +238,7 @@ def open_notebook(notebook: NotebookNode) -> NotebookNode:
         notebook: is not changed.
 
     Raises:
-        ValueError: two answer cells with the same id.
+        ValueError: two answer cells with the same id, or with ids that differ only in punctuation.
     """
     opened = notebook_files.tidy(copy.deepcopy(notebook))
     seen: set[str] = set()
@@ -249,12 +249,15 @@ def open_notebook(notebook: NotebookNode) -> NotebookNode:
         answer = answer_id(cell)
         if answer is None:
             continue
-        if answer in seen:
-            raise ValueError(f"two cells have the tag {ANSWER_TAG}{answer}")
-        seen.add(answer)
+        metadata = nbgrader_metadata(answer, cell.cell_type)
+        if metadata["grade_id"] in seen:
+            raise ValueError(
+                f"two cells have the tag {ANSWER_TAG}{answer}, or one that nbgrader takes for it"
+            )
+        seen.add(metadata["grade_id"])
         if cell.cell_type == "code":
             cell.source = _open_answers(cell.source)
-        cell.metadata["nbgrader"] = nbgrader_metadata(answer, cell.cell_type)
+        cell.metadata["nbgrader"] = metadata
     nbformat.validate(opened)
     return opened
 
