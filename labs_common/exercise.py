@@ -7,6 +7,9 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+from rich.markup import escape
+
 from labs_common.check import CHECK_PROBLEMS, Report
 from labs_common.check import check as check_source
 from labs_common.course import Exercise, Step, exercise_of
@@ -151,6 +154,11 @@ def own_source(stage: str | int | Stage, folder: Path = OWN_KERNELS) -> Source:
     return Source.read(path)
 
 
+def is_own(kernel: str, stage: str | None = None) -> bool:
+    """Whether a command's kernel names a stage, and so means your own kernel of it, not a file."""
+    return stage is None and not Path(kernel).suffix
+
+
 def chosen_kernel(kernel: str, stage: str | None = None, folder: Path = OWN_KERNELS) -> tuple[Source, Stage]:
     """The kernel that a command means, and the stage in whose place it runs.
 
@@ -164,7 +172,7 @@ def chosen_kernel(kernel: str, stage: str | None = None, folder: Path = OWN_KERN
         ValueError: neither a file nor a stage, or a file whose stage is not known.
     """
     path = Path(kernel)
-    if stage is None and not path.suffix:
+    if is_own(kernel, stage):
         chosen = find_stage(kernel)
         return own_source(chosen, folder), chosen
     source = Source.read(path)
@@ -262,11 +270,19 @@ def check(stage: str | int, engine: Engine | None = None, folder: Path = OWN_KER
     Raises:
         FileNotFoundError: you have no kernel of the stage yet.
     """
-    from rich.console import Console
-
     from labs_common.runner import print_report
 
+    console = Console(width=110)
     chosen = find_stage(stage)
     report = check_source(own_source(chosen, folder), chosen, engine or open_engine("auto"), CHECK_PROBLEMS)
-    print_report(report, Console(width=110))
+    print_report(report, console)
+    print_steps(report, console)
     return report
+
+
+def print_steps(report: Report, console: Console) -> None:
+    """How far each step of the report's stage is, a line each."""
+    for state in progress(report):
+        mark = {True: "[green]done[/]", False: "[red]not yet[/]", None: "[dim]open[/]"}[state.done]
+        task = textwrap.shorten(state.task, 70, placeholder=" …")
+        console.print(f"step {state.number} {mark}: {escape(task)} ({escape(state.why)})")

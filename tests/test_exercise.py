@@ -1,0 +1,210 @@
+"""A student's own kernel: cut without its body, never overwritten, checked and helped step by step."""
+
+import dataclasses
+
+import pytest
+
+from labs_common import exercise
+from labs_common.check import CHECK_PROBLEMS
+from labs_common.check import check as check_source
+from labs_common.course import exercise_of
+from labs_common.diagnose import Diagnosis
+from labs_common.exercise import (
+    CutError,
+    check,
+    chosen_kernel,
+    cut,
+    hints,
+    own_source,
+    progress,
+    regions,
+    start,
+)
+from labs_common.faults import TOPICS
+from labs_common.source import Source
+from labs_common.stages import STAGES, find_stage
+
+by_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.id)
+
+
+@by_stage
+def test_a_cut_kernel_compiles_and_is_called_wrong(simulator, stage):
+    source = cut(stage.source(), exercise_of(stage.id))
+
+    report = check_source(source, stage, simulator, CHECK_PROBLEMS[:2])
+
+    assert report.error is None
+    assert not report.ok and all(result.error is None for result in report.results)
+    assert "There is no answer yet" in report.diagnosis.sentence
+    assert report.diagnosis.fault is None
+
+
+@by_stage
+def test_all_but_the_body_stays(stage):
+    source, steps = stage.source(), exercise_of(stage.id).steps
+    lines = source.text.splitlines()
+    inside = {n for begin, end in regions(source) for n in range(begin + 1, end)}
+
+    left = cut(source, exercise_of(stage.id)).text.splitlines()
+
+    outside = [line for number, line in enumerate(lines) if number not in inside]
+    added = iter(left)
+    assert all(any(line == other for other in added) for line in outside)  # in order
+    assert [line.split(":")[0].strip() for line in left if "// TODO" in line] == [
+        f"// TODO {number}" for number in _in_file_order(steps)
+    ]
+
+
+def _in_file_order(steps):
+    return [
+        n
+        for region in sorted({s.region for s in steps})
+        for n, s in enumerate(steps, 1)
+        if s.region == region
+    ]
+
+
+@by_stage
+def test_cutting_twice_is_cutting_once(stage):
+    once = cut(stage.source(), exercise_of(stage.id))
+
+    assert cut(once, exercise_of(stage.id)) == once
+
+
+@by_stage
+def test_every_region_has_a_step_and_every_step_three_hints(stage):
+    found = exercise_of(stage.id)
+
+    assert {step.region for step in found.steps} == set(range(len(regions(stage.source()))))
+    assert len(found.steps) >= 3 and found.stretch
+    for number, step in enumerate(found.steps, 1):
+        assert step.topics and set(step.topics) <= set(TOPICS)
+        told = [hints(stage.id, number, level) for level in (1, 2, 3)]
+        assert len(set(told)) == 3 and "?" in told[0]
+
+
+def test_steps_in_the_kernel_itself_are_kept():
+    source = Source(
+        "x.cu", "int f() {\n  // BEGIN SOLUTION\n  // STEP 1: think\n  return 1;\n  // END SOLUTION\n}\n"
+    )
+
+    assert cut(source).text == (
+        "int f() {\n  // BEGIN SOLUTION\n  // STEP 1: think\n  return {};\n  // END SOLUTION\n}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("int a;\n", "has no BEGIN SOLUTION"),
+        ("// BEGIN SOLUTION\n", "line 1: BEGIN SOLUTION without END"),
+        ("\n// END SOLUTION\n", "line 2: END SOLUTION without BEGIN"),
+        ("// BEGIN SOLUTION\n// BEGIN SOLUTION\n// END SOLUTION\n", "line 2: BEGIN SOLUTION within"),
+    ],
+)
+def test_a_kernel_that_cannot_be_cut_says_where(text, message):
+    with pytest.raises(CutError, match=message):
+        cut(Source("x.cu", text))
+
+
+def test_a_step_of_a_region_that_is_not_there():
+    with pytest.raises(CutError, match="1 regions"):
+        cut(find_stage(0).source(), exercise_of("05_partitioned_gqa"))
+
+
+def test_start_never_overwrites_unless_told(tmp_path, capsys):
+    path = start("03_gqa_reuse", tmp_path)
+    assert path == tmp_path / "03_gqa_reuse.cu" and "TODO 3" in path.read_text()
+    path.write_text("my work")
+
+    assert start(3, tmp_path) == path
+    assert path.read_text() == "my work" and "is yours" in capsys.readouterr().out
+
+    for number in (1, 2):
+        start(3, tmp_path, overwrite=True)
+        assert "TODO 1" in path.read_text()
+        assert (tmp_path / f"03_gqa_reuse.before-{number}.cu").exists()
+        path.write_text(f"my work {number}")
+    assert (tmp_path / "03_gqa_reuse.before-1.cu").read_text() == "my work"
+    assert (tmp_path / "03_gqa_reuse.before-2.cu").read_text() == "my work 1"
+
+
+def test_beginning_anew_with_an_untouched_kernel_keeps_nothing_twice(tmp_path):
+    start(0, tmp_path)
+    start(0, tmp_path, overwrite=True)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["00_baseline.cu"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, 0), "step=0: 03_gqa_reuse has steps 1 to 3"),
+        ((3, 4), "step=4"),
+        ((3, "1"), "step='1'"),
+        ((3, 1, 4), "level=4: there are levels 1 to 3"),
+        ((3, 1, True), "level=True"),
+        ((9, 1), "no stage called"),
+    ],
+)
+def test_a_hint_that_is_not_there(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        hints(*arguments)
+
+
+def test_checking_ones_own_kernel(tmp_path, simulator, capsys):
+    with pytest.raises(FileNotFoundError, match=r'start\("00_baseline"\) writes it'):
+        check(0, simulator, tmp_path)
+    path = start(0, tmp_path)
+    path.write_text(find_stage(0).source().text.replace("score *= problem.scale;", ""))
+
+    report = check(0, simulator, tmp_path)
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert not report.ok and report.diagnosis.fault == "unscaled"
+    assert "diagnosis: The output is what comes out when scores are not multiplied" in printed
+    assert "step 1 done" in printed and "step 2 not yet" in printed and "step 3 done" in printed
+    path.write_text(find_stage(0).source().text)
+    assert check(0, simulator, tmp_path).ok
+    assert "step 2 done" in capsys.readouterr().out
+
+
+def states(simulator, **changes):
+    report = check_source(find_stage(4).source(), find_stage(4), simulator, CHECK_PROBLEMS[:1])
+    return [state.done for state in progress(dataclasses.replace(report, **changes))]
+
+
+def test_a_known_fault_leaves_the_other_steps_done(simulator):
+    """Steps of 04: pages and heads; scores and softmax; merge."""
+
+    def named(topic):
+        return Diagnosis("some", topic, "a sentence")
+
+    assert states(simulator) == [True, True, True]
+    assert states(simulator, error="x", diagnosis=named("heads")) == [False, True, True]
+    assert states(simulator, error="x", diagnosis=named("softmax")) == [True, False, True]
+    assert states(simulator, error="x", diagnosis=named("merge")) == [True, True, False]
+    assert states(simulator, error="x", diagnosis=named(None)) == [None, None, None]
+    assert states(simulator, error="does not compile") == [None, None, None]
+
+
+def test_which_kernel_a_command_means(tmp_path):
+    own = start(2, tmp_path)
+    other = tmp_path / "attempt.cu"
+    other.write_text("int a;")
+
+    assert chosen_kernel("2", folder=tmp_path) == (own_source(2, tmp_path), find_stage(2))
+    assert chosen_kernel(str(own))[1] == find_stage(2)
+    assert chosen_kernel(str(other), "3") == (Source("attempt.cu", "int a;"), find_stage(3))
+    with pytest.raises(ValueError, match="name the stage with --stage"):
+        chosen_kernel(str(other))
+    with pytest.raises(FileNotFoundError):
+        chosen_kernel(str(tmp_path / "nothing.cu"), "3")
+    with pytest.raises(ValueError, match="no stage called"):
+        chosen_kernel("nothing")
+
+
+def test_own_kernels_are_not_committed():
+    ignored = (exercise.KERNELS.parent / ".gitignore").read_text().splitlines()
+
+    assert exercise.OWN_KERNELS.relative_to(exercise.KERNELS.parent).as_posix() + "/" in ignored
