@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -305,7 +306,11 @@ INTEGER_OPCODES = (
 )
 
 
-@pytest.mark.parametrize("row", [r for r in rows(*INTEGER_OPCODES) if r.emit is None], ids=by_name)
+# the rows of f64 with directed rounding are tested with floating point
+WHOLE = [r for r in rows(*INTEGER_OPCODES) if r.emit is None and r.group not in ("fp64", "special")]
+
+
+@pytest.mark.parametrize("row", WHOLE, ids=by_name)
 def test_integer_rows(row):
     width = 1 if row.results[0] == "pred" else 8 * ops.TYPE_BYTES[row.results[0]]
     for sources, (result,) in lanes(row):
@@ -641,7 +646,8 @@ def single_modifier(row: ops.Operation) -> bool:
     return len({"ftz", "sat", "relu"} & set(modifiers(row))) <= 1
 
 
-CONVERSIONS = [r for r in rows("cvt") if r.emit and single_modifier(r)]
+FP8 = {"e4m3x2", "e5m2x2"}
+CONVERSIONS = [r for r in rows("cvt") if r.emit and single_modifier(r) and not FP8 & {*r.results, *r.sources}]
 
 
 @pytest.mark.parametrize("sources", sorted({r.sources for r in CONVERSIONS}), ids="-".join)
@@ -697,6 +703,104 @@ def to_integer(x, type_: str, mode: str) -> int:
     else:
         value = max(low, min(high, integral(exact(x), mode)))
     return value & (2**width - 1)
+
+
+# ---- fp8: the formats by their definition, the nearest value by search
+
+
+def fp8_values(type_: str) -> dict[int, Fraction]:
+    """Byte -> finite value of the non-negative numbers, by the formats' definition (OCP 8-bit formats)."""
+    bits, bias = (3, 7) if type_ == "e4m3" else (2, 15)
+    found = {}
+    for byte in range(0x7F if type_ == "e4m3" else 0x7C):
+        exponent, fraction = byte >> bits, Fraction(byte & ((1 << bits) - 1), 1 << bits)
+        scale = Fraction(2) ** (max(exponent, 1) - bias)
+        found[byte] = (fraction + (exponent > 0)) * scale
+    return found
+
+
+def nearest_fp8(x, type_: str, relu: bool) -> int:
+    """Nearest byte, ties to the even one, at most the greatest finite value; NaN is 0x7f."""
+    if special(x) and math.isnan(x):
+        return 0x7F
+    negative = x < 0 or (isinstance(x, float) and math.copysign(1, x) < 0)
+    if relu and x < 0:
+        return 0
+    values = fp8_values(type_)
+    size = max(values.values()) if special(x) else min(abs(exact(x)), max(values.values()))
+    best = min(values, key=lambda byte: (abs(values[byte] - size), byte & 1))
+    return best | (0x80 if negative else 0)
+
+
+def awkward_for_fp8() -> list[float]:
+    """Every value, every midpoint, and what is beyond, near or in between."""
+    found = [0.0, -0.0, math.nan, math.inf, -math.inf, 449.0, 464.0, 465.0, 480.0, 61440.0, 65504.0, 1e-7]
+    for type_ in ("e4m3", "e5m2"):
+        values = [float(v) for v in fp8_values(type_).values()]
+        middles = [(a + b) / 2 for a, b in pairwise(values)]
+        found += values + middles + [-m for m in middles] + [m * (1 + 2.0**-9) for m in middles]
+    return found
+
+
+@pytest.mark.parametrize("relu", ["", ".relu"])
+@pytest.mark.parametrize("source", ["f32", "f16x2"])
+@pytest.mark.parametrize("to", ["e4m3", "e5m2"])
+def test_fp8_is_the_nearest_finite_value(to, source, relu):
+    row = next(r for r in ROWS if r.name == f"cvt.rn.satfinite{relu}.{to}x2.{source}")
+    numbers = np.array(awkward_for_fp8(), np.float32)
+    if source == "f16x2":
+        numbers = numbers.astype(np.float16)
+    others = np.roll(numbers, 1)
+    if source == "f32":
+        made = row.numpy(numbers, others)
+    else:
+        high, low = numbers.view(np.uint16).astype(np.uint32), others.view(np.uint16)
+        made = row.numpy(high << np.uint32(16) | low)
+    for high, low, result in zip(numbers.tolist(), others.tolist(), made.tolist(), strict=True):
+        for value, byte in ((high, result >> 8), (low, result & 0xFF)):
+            x = value if special(value) or value == 0 else Fraction(value)
+            assert byte == nearest_fp8(x, to, bool(relu)), f"{value} became {byte:#x}"
+
+
+@pytest.mark.parametrize("relu", ["", ".relu"])
+@pytest.mark.parametrize("source", ["e4m3", "e5m2"])
+def test_every_fp8_byte_as_f16(source, relu):
+    row = next(r for r in ROWS if r.name == f"cvt.rn{relu}.f16x2.{source}x2")
+    values = fp8_values(source)
+    bytes_ = np.arange(256, dtype=np.uint16)
+    made = row.numpy(bytes_ << np.uint16(8) | (bytes_ ^ np.uint16(0x80)))
+    for byte, result in zip(bytes_.tolist(), made.tolist(), strict=True):
+        for got, wanted in ((result >> 16, byte), (result & 0xFFFF, byte ^ 0x80)):
+            other = math.inf if (source, wanted & 0x7F) == ("e5m2", 0x7C) else math.nan
+            expected = values.get(wanted & 0x7F, other) * (-1 if wanted & 0x80 else 1)
+            if relu and not math.isnan(expected):
+                expected = max(expected, Fraction(0))
+            assert same(got, "f16", expected), f"{wanted:#x} became {got:#x}"
+
+
+# ---- the carry flag
+
+
+CARRY = [r for r in ROWS if "cc" in modifiers(r) or r.name.split(".")[0] in ("addc", "subc", "madc")]
+
+
+@pytest.mark.parametrize("row", CARRY, ids=by_name)
+def test_carry_and_borrow(row):
+    opcode, mods = row.name.split(".")[0], modifiers(row)
+    width = 8 * ops.TYPE_BYTES[row.sources[0]]
+    for sources, results in lanes(row):
+        carry = int(sources[-1]) if row.sources[-1] == "pred" else 0
+        if opcode[:3] == "mad":
+            product = signed(sources[0], row.sources[0]) * signed(sources[1], row.sources[0])
+            part = (product >> width if "hi" in mods else product) & ((1 << width) - 1)
+            total = part + sources[2] + carry
+        elif opcode[:3] == "add":
+            total = sources[0] + sources[1] + carry
+        else:
+            total = sources[0] - sources[1] - carry
+        assert results[0] == total & ((1 << width) - 1)
+        if len(results) == 2:
+            assert results[1] == (not 0 <= total < 1 << width)
 
 
 # ---- approximations: the bounds of the PTX ISA
@@ -818,7 +922,7 @@ def test_a_row_is_tested_or_named_here():
     tested = (
         set(INTEGER_OPCODES)
         | set(APPROXIMATE)
-        | {"setp", "set", "cvt", "prmt", "fma", "copysign", "testp", "slct"}
+        | {"setp", "set", "cvt", "prmt", "fma", "copysign", "testp", "slct", "addc", "subc", "madc"}
     )
     tested |= {"sin", "cos", "lg2", "isspacep"}  # isspacep: test_simt_programs
 

@@ -118,7 +118,8 @@ class Counters:
         group = np.array(groups, dtype=object)
         opcode = np.array([i.opcode for i in program.instructions], dtype=object)
         copy = opcode == "cp"  # reads global and writes shared memory
-        load, store = (opcode == "ld") | (opcode == "ldu"), opcode == "st"
+        load = (opcode == "ld") | (opcode == "ldu") | (opcode == "ldmatrix")
+        store = (opcode == "st") | (opcode == "stmatrix")
         branch = (opcode == "bra") | (opcode == "brx")
         issued = np.asarray(self._per_instruction(program.executed_in, self.block_warps))
         return {

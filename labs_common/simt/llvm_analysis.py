@@ -14,7 +14,8 @@ from .parse import Address, Immediate, Negated, Register, Special, Symbol
 from .program import Block, Program, reads, writes
 
 _LANE_SPECIALS = ("tid.", "laneid", "lanemask_")
-_LANE_OPCODES = frozenset(("shfl", "match", "atom", "elect"))  # results differ from lane to lane
+# results differ from lane to lane
+_LANE_OPCODES = frozenset(("shfl", "match", "atom", "elect", "mma", "ldmatrix", "movmatrix"))
 _WARP_OPCODES = frozenset(("vote", "activemask", "redux"))  # one result for the lanes that take part
 REGION_LIMIT = 96  # instructions of a branch's arm that is run under a mask in place
 

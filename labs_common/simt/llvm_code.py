@@ -41,6 +41,7 @@ _NOTHING_TO_DO = frozenset(
         "brkpt",
         "discard",
         "applypriority",
+        "griddepcontrol",
     )
 )
 TRUE, FALSE = Value("true", "i1"), Value("false", "i1")

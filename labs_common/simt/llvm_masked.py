@@ -9,7 +9,6 @@ from . import llvm_runtime as runtime
 from .llvm_code import FALSE, TRUE, register_type
 from .llvm_text import WARP, Value, const
 from .llvm_warp import Code
-from .ops import operands
 from .parse import Register
 from .program import Block
 
@@ -308,8 +307,7 @@ class Masked(Code):
         waiting = f.mask_bits(f.icmp("eq", pcs, f.spread(const("i32", 2 * n | at.WAIT))))
         here = f.bin("or", self.mask, f.bin("and", waiting, alive))
         self.index = block.start
-        _, sources = operands(self.instruction)
-        members = f.spread(self.members(sources[-1]))
+        members = f.spread(self.participants())
         here_vector = f.mask_lanes(here)
 
         def faulty(condition: Value, kind: int) -> None:

@@ -10,7 +10,6 @@ from . import llvm_runtime as runtime
 from .llvm_code import Misjudged, register_type
 from .llvm_text import WARP, Value, const
 from .llvm_warp import Code
-from .ops import operands
 from .parse import Register
 from .program import Block
 
@@ -172,8 +171,7 @@ class Uniform(Code):
             f.ret(const("i32", at.BARRIER))
         elif block.waits == "warp":
             self.index = block.start
-            _, sources = operands(self.instruction)
-            members = self.members(sources[-1])
+            members = self.participants()
             together = f.icmp("eq", members, self.alive)
             if together.lanes == WARP:
                 wrong = f.bin("and", f.mask_bits(f.bin("xor", together, const("i1", 1))), self.alive)

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from . import llvm_layout as at
 from .errors import UnsupportedError
 from .llvm_code import TRUE
-from .llvm_copies import Copies
 from .llvm_layout import CTX
+from .llvm_matrix import Matrices
 from .llvm_text import WARP, Value, const
 from .ops import Operation, operands
 from .parse import Sink
+from .program import needs_whole_warp
 
 
-class Code(Copies):
+class Code(Matrices):
     """Adds shuffles, votes and the like, barriers and builtin calls: everything but control flow."""
 
     def warp(self, row: Operation) -> None:
@@ -22,7 +23,9 @@ class Code(Copies):
         f = self.f
         opcode, mods = self.instruction.opcode, self.instruction.modifiers
         targets, sources = operands(self.instruction)
-        if opcode == "shfl":
+        if needs_whole_warp(self.instruction):
+            self.matrix(row)
+        elif opcode == "shfl":
             self.shuffle(mods[1], targets, sources)
         elif opcode == "activemask":
             self.result(targets[0], self.mask, "b32")
@@ -37,6 +40,12 @@ class Code(Copies):
             leader = self.for_each_group(members, lambda group: f.intrinsic("cttz", group, flags=", i1 true"))
             self.result(targets[0], leader, "b32")
             self.result(targets[1], f.icmp("eq", f.spread(leader), f.lane_numbers()), "pred")
+
+    def participants(self) -> Value:
+        """The lanes that the instruction, which is about to be emitted, waits for."""
+        if needs_whole_warp(self.instruction):
+            return const("i32", -1)
+        return self.members(operands(self.instruction)[1][-1])
 
     def members(self, operand) -> Value:
         """The member mask."""

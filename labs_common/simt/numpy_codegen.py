@@ -27,7 +27,7 @@ from .parse import (
     Symbol,
     bits_of,
 )
-from .program import Block, Program, writes
+from .program import Block, Program, needs_whole_warp, writes
 from .vector_math import DTYPES
 
 
@@ -271,7 +271,9 @@ class Compiler:
         row = operation(instruction)
         sources = operands(instruction)[1]
         if block.waits == "warp":
-            if instruction.opcode == "elect":
+            if needs_whole_warp(instruction):
+                values = [self.constant(constant(0xFFFFFFFF, "u32"))]
+            elif instruction.opcode == "elect":
                 values = [writer.source(sources[0], "u32", instruction)]
             else:
                 values = [writer.source(sources[-1], "u32", instruction)]
@@ -309,11 +311,17 @@ class Compiler:
             if self.copying:
                 writer.lines.append(f"    S.copies.{call}")
         elif row.kind == "warp":
-            values = [writer.source(s, t, instruction) for s, t in zip(sources, row.sources, strict=True)]
+            values = [
+                writer.address(s, instruction) if isinstance(s, Address) else writer.source(s, t, instruction)
+                for s, t in zip(sources, row.sources, strict=True)
+            ]
             mode = instruction.modifiers
             call = f"S.{instruction.opcode}(L, {i}, {mode!r}, {len(targets)}, {', '.join(values)})"
+            if instruction.opcode == "bar":
+                return  # the engine has waited
             if not targets:
-                return  # bar.warp.sync: the engine has waited
+                writer.lines.append(f"    {call}")
+                return
             self.results(writer, i, instruction, targets, row.results, call)
         elif row.kind == "barrier":
             if "red" in instruction.modifiers:

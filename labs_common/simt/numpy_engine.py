@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import matrix
 from .counters import Counters
 from .errors import BudgetError, Dim3, Fault, Finding, TrapError
 from .launch import Launch, Result
@@ -742,6 +743,8 @@ class Batch:
         functions = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and,
                      "or": np.bitwise_or, "xor": np.bitwise_xor}  # fmt: skip
         return self._reduce(lanes, mask, value, functions[mode[1]])
+
+    mma, movmatrix, ldmatrix, stmatrix = matrix.multiply, matrix.move, matrix.load, matrix.store
 
     def bar_red(self, lanes: Lanes, how: str, truth: np.ndarray) -> np.ndarray:
         """barrier.red: over all threads of the block, which are in the group together."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from . import directed, matrix
 from . import vector_math as vm
 from .errors import UnsupportedError
 from .memory import WINDOW, in_space
@@ -331,6 +332,8 @@ def _arithmetic(opcode: str, mods: tuple[str, ...], _) -> Operation | None:
     type_ = mods[-1] if mods else ""
     rest = mods[:-1]
     name = ".".join((opcode, *mods))
+    if type_ in INTEGERS and "cc" in rest:
+        return _carrying(opcode, mods, None)
     if type_ in INTEGERS:
         return _integer(opcode, rest, type_, name)
     if type_ not in ("f32", "f64", *HALVES):
@@ -347,6 +350,9 @@ def _arithmetic(opcode: str, mods: tuple[str, ...], _) -> Operation | None:
             rounding = modifier
         elif modifier not in known:
             return None
+    if rounding != "rn" and type_ == "f64" and not (ftz or sat or relu):
+        count = 3 if operation == "fma" else 2
+        return _alu(name, "fp64", ("f64",), ("f64",) * count, directed.arithmetic(operation, rounding))
     if rounding != "rn" and type_ != "f32":
         return None
     if (ftz and type_ != "f32") or (relu and type_ not in HALVES) or (sat and type_ == "f64"):
@@ -389,6 +395,21 @@ def _integer(opcode: str, rest: tuple[str, ...], type_: str, name: str) -> Opera
     return _alu(name, "integer", (wide,), (type_, type_, wide), lambda a, b, c: product(a, b) + c)
 
 
+def _carrying(opcode: str, mods, _) -> Operation | None:
+    """add.cc addc sub.cc subc mad.cc madc; program.build made the carry flag an operand of its own."""
+    type_ = mods[-1] if mods else ""
+    base = {"addc": "add", "subc": "sub", "madc": "mad"}.get(opcode, opcode)
+    takes, gives = base != opcode, "cc" in mods
+    rest = tuple(m for m in mods[:-1] if m != "cc")
+    half = rest[0] if base == "mad" and len(rest) == 1 and rest[0] in ("lo", "hi") else ""
+    if type_ not in ("u32", "s32", "u64", "s64") or (base == "mad") != bool(half) or (not half and rest):
+        return None
+    sources = (type_,) * (3 if base == "mad" else 2) + (("pred",) if takes else ())
+    results = (type_, "pred") if gives else (type_,)
+    name = ".".join((opcode, *mods))
+    return _float(name, "integer", results, sources, vm.with_carry(base, type_, takes, gives, half))
+
+
 def _mul24(opcode: str, mods, _) -> Operation | None:
     if len(mods) != 2 or mods[0] not in ("lo", "hi") or mods[1] not in ("u32", "s32"):
         return None
@@ -422,6 +443,8 @@ def _unary_float(opcode: str, mods, _) -> Operation | None:
     if type_ in HALVES and opcode in ("ex2", "tanh"):
         emit = vm.ex2(base) if opcode == "ex2" else vm.tanh(base)
         emit = vm.packed(emit) if type_.endswith("x2") else emit
+    elif type_ == "f64" and opcode in ("rcp", "sqrt") and rounding != "rn":
+        return _alu(name, "special", ("f64",), ("f64",), directed.arithmetic(opcode, rounding))
     elif type_ == "f64" and opcode in ("rcp", "sqrt", "rsqrt") and rounding == "rn":
         emit = vm.rsqrt("f64") if opcode == "rsqrt" else vm.arithmetic(opcode, "f64")
     elif type_ != "f32":
@@ -697,6 +720,8 @@ def _cvt(opcode: str, mods, _) -> Operation | None:
         return None
     to, source = types
     name = ".".join((opcode, *mods))
+    if to in _FP8 or source in _FP8:
+        return _cvt_fp8(name, to, source, rest)
     rounding = next((m for m in rest if m.rstrip("i") in (*_ROUNDINGS, "rna")), "")
     ftz, sat, relu = "ftz" in rest, "sat" in rest, "relu" in rest
     if len(rest) != bool(rounding) + ftz + sat + relu:
@@ -735,6 +760,21 @@ def _cvt(opcode: str, mods, _) -> Operation | None:
             return None
         return _float(name, "convert", (to,), (source,), vm.int_to_float(to, source, rounding, sat))
     return None
+
+
+_FP8 = ("e4m3x2", "e5m2x2")
+
+
+def _cvt_fp8(name: str, to: str, source: str, rest: tuple[str, ...]) -> Operation | None:
+    relu = rest[-1:] == ("relu",)
+    rest = rest[:-1] if relu else rest
+    if to == "f16x2" and rest == ("rn",):
+        return _float(name, "convert", (to,), (source,), vm.from_fp8(source, relu))
+    if source not in ("f32", "f16x2") or rest != ("rn", "satfinite"):
+        return None
+    return _float(
+        name, "convert", (to,), (source,) * (2 if source == "f32" else 1), vm.to_fp8(to, source, relu)
+    )
 
 
 def _int_to_int(to: str, source: str, sat: bool) -> Callable:
@@ -940,6 +980,43 @@ def _warp(opcode: str, mods, instruction) -> Operation | None:
     return None
 
 
+def _matrix(opcode: str, mods, instruction) -> Operation | None:
+    """mma, ldmatrix, stmatrix and movmatrix of 16-bit elements; every lane of the warp takes part."""
+    name = ".".join((opcode, *mods))
+    if opcode == "mma":
+        what = matrix.product(mods)
+        if what is None:
+            return None
+        results = (what.register_type,) * what.registers[2]
+        return Operation(name, "warp", "tensor", results, what.sources)
+    if opcode == "movmatrix":
+        if mods != ("sync", "aligned", "m8n8", "trans", "b16"):
+            return None
+        return Operation(name, "warp", "shuffle", ("b32",), ("b32",))
+    rest = [m for m in mods if m not in ("trans", "shared", "shared::cta")]
+    count = matrix.matrices(mods)
+    if rest != ["sync", "aligned", "m8n8", f"x{count}", "b16"]:
+        return None
+    if opcode == "ldmatrix":
+        return Operation(name, "warp", "load", ("b32",) * count, ("address",))
+    return Operation(name, "warp", "store", (), ("address",) + ("b32",) * count)
+
+
+def _policy(opcode: str, mods, instruction) -> Operation | None:
+    """createpolicy: a cache hint changes nothing here, so a policy is a number without meaning."""
+    if mods[:1] not in (("fractional",), ("range",), ("cvt",)) or mods[-1:] != ("b64",):
+        return None
+    operands_ = len(instruction.operands) if instruction is not None else 1
+    sources = {"range": ("u64", "u32", "u32"), "cvt": ("u64",)}.get(mods[0], ("f32",))[: operands_ - 1]
+
+    def policy(*values):
+        return np.zeros(max((v.size for v in values), default=1), np.uint64)
+
+    return _alu(
+        ".".join((opcode, *mods)), "other", ("b64",), sources, policy, lambda e, *_: e.const("b64", 0)
+    )
+
+
 def _barrier(opcode: str, mods, instruction) -> Operation | None:
     name = ".".join((opcode, *mods))
     rest = [m for m in mods if m not in ("cta", "aligned")]
@@ -968,6 +1045,8 @@ def _other(opcode: str, mods, instruction) -> Operation | None:
     """Instructions that order or hint and change no value here."""
     name = ".".join((opcode, *mods))
     if opcode == "fence" and any(m in ("proxy", "mbarrier_init") for m in mods):
+        return None
+    if opcode == "griddepcontrol" and mods not in (("wait",), ("launch_dependents",)):
         return None
     if opcode == "nanosleep":
         return Operation(name, "other", "other", (), ("u32",))
@@ -1000,7 +1079,10 @@ _FAMILIES: dict[str, Callable] = {
     **dict.fromkeys(("bar", "barrier"), _barrier),
     **dict.fromkeys(("bra", "brx", "ret", "exit", "call", "trap"), _control),
     **dict.fromkeys(("membar", "fence", "nanosleep", "prefetch", "prefetchu", "pmevent", "brkpt"), _other),
-    **dict.fromkeys(("discard", "applypriority"), _other),
+    **dict.fromkeys(("discard", "applypriority", "griddepcontrol"), _other),
+    **dict.fromkeys(("addc", "subc", "madc"), _carrying),
+    **dict.fromkeys(("mma", "ldmatrix", "stmatrix", "movmatrix"), _matrix),
+    "createpolicy": _policy,
 }
 
 # what names an operation beyond its modifiers: the shape of its operands, and lop3's table
@@ -1019,6 +1101,31 @@ def _shape(instruction: Instruction) -> tuple:
     return key
 
 
+_WHY = {
+    "wgmma": "products of warp groups",
+    "tcgen05": "Blackwell's tensor memory",
+    "wmma": "use mma.sync in its place",
+    "mbarrier": "barrier objects in shared memory",
+    "cluster": "thread block clusters",
+    "mapa": "thread block clusters",
+    "getctarank": "thread block clusters",
+    "multimem": "multicast memory",
+    "tensormap": "tensor memory copies",
+    "bulk": "tensor memory copies",
+    "setmaxnreg": "moving registers between warps",
+    "tex": "textures",
+    "tld4": "textures",
+    "suld": "surfaces",
+    "sust": "surfaces",
+}
+
+
+def _why(instruction: Instruction) -> str:
+    """What an unknown instruction belongs to, in brackets, where that helps."""
+    parts = [p for word in instruction.name.split(".") for p in word.split("::")]
+    return next((f" ({_WHY[p]})" for p in parts if p in _WHY), "")
+
+
 def operation(instruction: Instruction) -> Operation:
     """The row of an instruction. Raises UnsupportedError with the PTX and source line."""
     key = (instruction.name, *_shape(instruction))
@@ -1027,9 +1134,8 @@ def operation(instruction: Instruction) -> Operation:
         family = _FAMILIES.get(instruction.opcode)
         row = family(instruction.opcode, instruction.modifiers, instruction) if family else None
         if row is None:
-            raise UnsupportedError(
-                f"{instruction.name} is not simulated", instruction.line, instruction.source
-            )
+            message = f"{instruction.name} is not simulated{_why(instruction)}"
+            raise UnsupportedError(message, instruction.line, instruction.source)
         _ROWS[key] = row
     if row.kind in ("alu", "warp"):
         targets, sources = operands(instruction)
@@ -1112,6 +1218,13 @@ def _table() -> tuple[Operation, ...]:
             for f in ftz
             for s in ("", "sat", "relu")
         ]
+    relu, carry = ("", "relu"), ("", "cc")
+    pairs = (*_FP8, "f32", "f16x2")
+    names += [("cvt", ("rn", "satfinite", r, to, source)) for to in _FP8 for source in pairs for r in relu]
+    names += [("cvt", ("rn", r, "f16x2", source)) for source in _FP8 for r in relu]
+    names += [(o, (c, t)) for o in ("add", "addc", "sub", "subc") for c in carry for t in INTEGERS]
+    halves = [(h, c, t) for h in ("lo", "hi") for c in carry for t in INTEGERS]
+    names += [(o, parts) for o in ("mad", "madc") for parts in halves]
     names += [("mov", (t,)) for t in (*bits, *INTEGERS, "f32", "f64")]
     names += [("cvta", (s, "u64")) for s in _SPACES] + [("cvta", ("to", s, "u64")) for s in _SPACES]
     names += [("isspacep", (s,)) for s in _SPACES]

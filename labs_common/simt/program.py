@@ -52,6 +52,8 @@ _NO_RESULT = frozenset(
     | {"nanosleep", "prefetch", "prefetchu", "call", "cp", "pmevent", "discard", "applypriority"}
     | {"griddepcontrol", "setmaxnreg", "stmatrix", "mbarrier", "wgmma", "tcgen05", "multimem"}
 )
+# they take the carry flag, or give it with .cc
+_CARRIES = {"addc": True, "subc": True, "madc": True, "add": False, "sub": False, "mad": False}
 _WARP_WAIT = frozenset(
     ("shfl", "vote", "match", "redux", "elect", "mma", "wmma", "ldmatrix", "stmatrix", "movmatrix")
 )
@@ -309,6 +311,7 @@ class _Builder:
         self.frame: list[Variable] = []
         self.used_module_variables: dict[str, Variable] = {}
         self.instances = 0
+        self.carry: Register | None = None
 
     def inline(self, function: Function, binding: dict[str, str], stack: tuple[str, ...]) -> None:
         """Append the body. binding: the function's parameter names -> program-wide symbol names."""
@@ -386,6 +389,7 @@ class _Builder:
                 self.call(instruction, guard, names, registers, (*stack, function.name))
                 continue
             operands = tuple(convert(o, instruction.line) for o in instruction.operands)
+            operands = self.with_carry(instruction, operands)
             if instruction.opcode in ("bra", "brx"):
                 fixups.append(len(self.instructions))
             if instruction.opcode == "ret" and stack:
@@ -408,6 +412,18 @@ class _Builder:
             operands = self.instructions[i].operands
             if operands and operands[0] is end_label:
                 self.instructions[i] = replace(self.instructions[i], operands=(Label(end_label.name, end),))
+
+    def with_carry(self, instruction: Instruction, operands: tuple) -> tuple:
+        """The carry flag CC.CF as a predicate register that is written and read like any other."""
+        takes = _CARRIES.get(instruction.opcode)
+        gives = "cc" in instruction.modifiers
+        if takes is None or not (takes or gives) or not operands:
+            return operands
+        if self.carry is None:
+            self.carry = Register(len(self.registers), "%cc", "pred")
+            self.registers.append(self.carry)
+        first = Pair(operands[0], self.carry) if gives else operands[0]
+        return (first, *operands[1:], *((self.carry,) if takes else ()))
 
     def call(self, instruction: Instruction, guard, names: dict[str, str], registers, stack) -> None:
         groups = [o for o in instruction.operands if isinstance(o, Group)]
@@ -683,8 +699,26 @@ def _copy_access(program: Program, instruction: Instruction) -> Access:
     return Access("global", "cp", "b32", 4, max(size.value // 4, 1), source, None, True, target)
 
 
+def _matrix_access(program: Program, instruction: Instruction) -> Access:
+    """Each address of an ldmatrix or stmatrix is one row of 16 bytes."""
+    address = next((o for o in instruction.operands if isinstance(o, Address)), None)
+    if address is None:
+        raise PtxError(f"{instruction.name} needs an address", instruction.line)
+    shared = any(m.split("::")[0] == "shared" for m in instruction.modifiers)
+    if isinstance(address.base, Symbol) and (not shared or program.space_of(address.base) != "shared"):
+        raise PtxError(f"{instruction.name} of the variable {address.base.name}", instruction.line)
+    return Access("shared" if shared else "generic", instruction.opcode, "b32", 4, 4, address, None, True)
+
+
+def needs_whole_warp(instruction: Instruction) -> bool:
+    """Whether a warp operation has no member mask: all 32 lanes take part."""
+    return instruction.opcode in ("mma", "ldmatrix", "stmatrix", "movmatrix")
+
+
 def _accesses(program: Program) -> None:
     for i, instruction in enumerate(program.instructions):
+        if instruction.opcode in ("ldmatrix", "stmatrix"):
+            program.access[i] = _matrix_access(program, instruction)
         if starts_copy(instruction):
             program.access[i] = _copy_access(program, instruction)
         if instruction.opcode not in _MEMORY_OPCODES:

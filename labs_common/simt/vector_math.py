@@ -29,7 +29,7 @@ _SCALAR = {
     "pred": ir.IntType(1),
     **{f"{k}{bits}": ir.IntType(bits) for k in "bus" for bits in (8, 16, 32, 64)},
     **{"f16": ir.IntType(16), "bf16": ir.IntType(16), "f16x2": ir.IntType(32), "bf16x2": ir.IntType(32)},
-    "tf32": ir.IntType(32),
+    **{"tf32": ir.IntType(32), "e4m3x2": ir.IntType(16), "e5m2x2": ir.IntType(16)},
 }
 MIN_NORMAL_F32 = 2.0**-126
 
@@ -39,6 +39,8 @@ _FORMATS = {
     "f16": (11, -14, 65504.0),
     "bf16": (8, -126, (2 - 2.0**-7) * 2.0**127),
     "tf32": (11, -126, (2 - 2.0**-10) * 2.0**127),
+    "e4m3": (4, -6, 448.0),
+    "e5m2": (3, -14, 57344.0),
 }
 
 
@@ -185,7 +187,10 @@ def narrow(e: Emitter, value: Value, type_: str, rounding: str = "rn", relu: boo
 
 
 def exact_bits(e: Emitter, single: Value, type_: str) -> Value:
-    """The bit pattern in f16, bf16 or tf32 of an f32 value that the format holds exactly (or NaN)."""
+    """The bit pattern in a narrower format of an f32 value that the format holds exactly (or NaN).
+
+    e4m3 and e5m2 are a byte in a b16; infinity is none of e4m3's values.
+    """
     b = e.builder
     bits = e.cast("bitcast", single, "b32")
     nan = b.fcmp_unordered("uno", single, single)
@@ -194,8 +199,18 @@ def exact_bits(e: Emitter, single: Value, type_: str) -> Value:
     if type_ == "bf16":
         high = b.lshr(bits, e.const("b32", 16))
         return e.cast("trunc", e.select(nan, e.const("b32", 0x7FFF), high), "b16")
+    if type_ == "e5m2":  # the upper byte of the same value in f16
+        high = b.lshr(exact_bits(e, single, "f16"), e.const("b16", 8))
+        return e.select(nan, e.const("b16", 0x7F), high)
     size = b.and_(bits, e.const("b32", 0x7FFFFFFF))
     sign = b.lshr(b.and_(bits, e.const("b32", 0x80000000)), e.const("b32", 16))
+    if type_ == "e4m3":
+        # 2^-120 makes e4m3's exponent f32's: subnormals of one are those of the other
+        scaled = b.fmul(e.cast("bitcast", size, "f32"), e.const("f32", 2.0**-60))
+        scaled = b.fmul(scaled, e.const("f32", 2.0**-60))
+        byte = b.lshr(e.cast("bitcast", scaled, "b32"), e.const("b32", 20))
+        byte = b.or_(byte, b.lshr(sign, e.const("b32", 8)))
+        return e.cast("trunc", e.select(nan, e.const("b32", 0x7F), byte), "b16")
     normal = b.lshr(b.sub(size, e.const("b32", 0x38000000)), e.const("b32", 13))
     tiny = b.icmp_unsigned("<", size, e.const("b32", 0x38800000))
     scaled = b.fmul(e.cast("bitcast", size, "f32"), e.const("f32", 2.0**24))
@@ -666,6 +681,122 @@ def pack_two(to: str, rounding: str = "rn", relu: bool = False) -> Callable:
     return function
 
 
+def to_fp8(to: str, source: str, relu: bool = False) -> Callable:
+    """cvt.rn.satfinite to e4m3x2 or e5m2x2, of two f32 (the first goes to the upper byte) or an f16x2.
+
+    What is beyond the greatest finite value, infinity included, becomes that value; NaN stays NaN.
+    """
+    format_ = to[:-2]
+    greatest = _FORMATS[format_][2]
+
+    def one(e: Emitter, value: Value) -> Value:
+        b = e.builder
+        wide = to_double(e, value, source.removesuffix("x2"))
+        beyond = b.fcmp_ordered(">", e.intrinsic("fabs", wide), e.const("f64", greatest))
+        limit = e.intrinsic("copysign", e.const("f64", greatest), wide)
+        return narrow(e, e.select(beyond, limit, wide), format_, "rn", relu)
+
+    def function(e: Emitter, *values: Value) -> Value:
+        b = e.builder
+        if source == "f16x2":
+            upper = e.cast("trunc", b.lshr(values[0], e.const("b32", 16)), "b16")
+            high, low = one(e, upper), one(e, e.cast("trunc", values[0], "b16"))
+        else:
+            high, low = (one(e, v) for v in values)
+        return b.or_(b.shl(high, e.const("b16", 8)), low)
+
+    return function
+
+
+def from_fp8(source: str, relu: bool = False) -> Callable:
+    """cvt.rn.f16x2 of e4m3x2 or e5m2x2: exact, f16 holds them all."""
+
+    def half(e: Emitter, byte: Value) -> Value:
+        """A byte in a b16 -> the bits of f16."""
+        b = e.builder
+        if source == "e5m2x2":
+            return b.shl(byte, e.const("b16", 8))
+        size = b.and_(byte, e.const("b16", 0x7F))
+        # read with f16's bias of 15 in place of 7 the value is 2^-8 of what it should be
+        scaled = widen(e, b.shl(size, e.const("b16", 7)), "f16")
+        value = exact_bits(e, b.fmul(scaled, e.const("f32", 256.0)), "f16")
+        nan = b.icmp_unsigned("==", size, e.const("b16", 0x7F))
+        value = e.select(nan, e.const("b16", 0x7FFF), value)
+        return b.or_(value, b.shl(b.and_(byte, e.const("b16", 0x80)), e.const("b16", 8)))
+
+    def positive(e: Emitter, bits: Value) -> Value:
+        """Negative numbers, not NaN, become 0."""
+        b = e.builder
+        number = b.icmp_unsigned("<=", bits, e.const("b16", 0xFC00))
+        negative = b.and_(number, b.icmp_unsigned(">=", bits, e.const("b16", 0x8000)))
+        return e.select(negative, e.const("b16", 0), bits)
+
+    def function(e: Emitter, value: Value) -> Value:
+        b = e.builder
+        parts = [half(e, b.and_(value, e.const("b16", 0xFF))), half(e, b.lshr(value, e.const("b16", 8)))]
+        low, high = (positive(e, p) if relu else p for p in parts)
+        return b.or_(e.cast("zext", low, "b32"), b.shl(e.cast("zext", high, "b32"), e.const("b32", 16)))
+
+    return function
+
+
+# ---- integers with a carry: one definition here, since both engines take it
+
+
+def _product_halves(e: Emitter, x: Value, y: Value, type_: str) -> tuple[Value, Value]:
+    """(lower half, upper half) of the double-width product."""
+    b = e.builder
+    low = b.mul(x, y)
+    if type_[1:] == "32":
+        extend = "sext" if type_[0] == "s" else "zext"
+        wide = b.mul(e.cast(extend, x, "b64"), e.cast(extend, y, "b64"))
+        return low, e.cast("trunc", b.lshr(wide, e.const("b64", 32)), "b32")
+    mask, half = e.const("b64", 0xFFFFFFFF), e.const("b64", 32)
+    xl, xh, yl, yh = b.and_(x, mask), b.lshr(x, half), b.and_(y, mask), b.lshr(y, half)
+    middle = b.add(b.mul(xh, yl), b.lshr(b.mul(xl, yl), half))
+    second = b.add(b.mul(xl, yh), b.and_(middle, mask))
+    high = b.add(b.add(b.mul(xh, yh), b.lshr(middle, half)), b.lshr(second, half))
+    if type_[0] == "s":  # a negative factor counted 2^64 too much
+        zero = e.const("b64", 0)
+        for one, other in ((x, y), (y, x)):
+            negative = b.icmp_signed("<", one, zero)
+            high = b.sub(high, e.select(negative, other, zero))
+    return low, high
+
+
+def with_carry(operation: str, type_: str, takes: bool, gives: bool, half: str = "") -> Callable:
+    """add, sub or mad of u32, s32, u64 or s64 that takes the carry (sub: borrow) flag, gives it, or both.
+
+    mad adds to the lower or upper (`half`: "lo", "hi") half of the product. The flag is a predicate: last
+    source, second result.
+    """
+    bits = f"b{type_[1:]}"
+
+    def function(e: Emitter, *values: Value):
+        b = e.builder
+        carry = e.cast("zext", values[-1], bits) if takes else None
+        if operation == "mad":
+            low, high = _product_halves(e, values[0], values[1], type_)
+            x, y = (low if half == "lo" else high), values[2]
+        else:
+            x, y = values[0], values[1]
+        if operation == "sub":
+            first = b.sub(x, y)
+            flag = b.icmp_unsigned("<", x, y)
+            result = b.sub(first, carry) if takes else first
+            if takes:
+                flag = b.or_(flag, b.icmp_unsigned("<", first, carry))
+        else:
+            first = b.add(x, y)
+            flag = b.icmp_unsigned("<", first, x)
+            result = b.add(first, carry) if takes else first
+            if takes:
+                flag = b.or_(flag, b.icmp_unsigned("<", result, first))
+        return (result, flag) if gives else result
+
+    return function
+
+
 # ---- arrays
 
 DTYPES = {
@@ -675,7 +806,7 @@ DTYPES = {
     **{f"s{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"{k}{bits}": np.dtype(f"u{bits // 8}") for k in "bu" for bits in (8, 16, 32, 64)},
     **{"f16": np.dtype("u2"), "bf16": np.dtype("u2"), "f16x2": np.dtype("u4"), "bf16x2": np.dtype("u4")},
-    "tf32": np.dtype("u4"),
+    **{"tf32": np.dtype("u4"), "e4m3x2": np.dtype("u2"), "e5m2x2": np.dtype("u2")},
 }
 _LANES = 16
 
