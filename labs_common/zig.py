@@ -124,7 +124,11 @@ def _program() -> Path:
 def _as_nvrtc(log: str) -> str:
     """Clang's messages with NVRTC's ``file(line): error: text``, which all else reads; carets stay."""
     log = log.replace(f"{HEADERS}{os.sep}", f"{NEUTRAL_FOLDER}/").replace(f"{NEUTRAL_HEADERS}/", "")
-    return _SUMMARY.sub("", _DIAGNOSTIC.sub(r"\g<file>(\g<line>): error: ", log))
+    log = _SUMMARY.sub("", _DIAGNOSTIC.sub(r"\g<file>(\g<line>): error: ", log)).strip()
+    if missing := re.search(r"error: '([^'\n]+)' file not found", log):
+        known = ", ".join(sorted(path.name for path in HEADERS.glob("*.h")))
+        log += f"\nhint: {missing[1]} comes with NVRTC's toolkit, if at all; the zig front end has {known}"
+    return log
 
 
 def _with_chains(ptx: str) -> str:

@@ -321,7 +321,7 @@ LAB_FUNCTION int __ffs(int x) { return __builtin_ffs(x); }
 LAB_FUNCTION int __ffsll(long long x) { return __builtin_ffsll(x); }
 LAB_FUNCTION unsigned __brev(unsigned x) { return __builtin_bitreverse32(x); }
 LAB_FUNCTION unsigned long long __brevll(unsigned long long x) { return __builtin_bitreverse64(x); }
-LAB_FUNCTION unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) { return __nvvm_prmt(x, y, selector); }
+LAB_FUNCTION unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) { return __nvvm_prmt(x, y, selector & 0x7777); }
 LAB_FUNCTION unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
   unsigned result;
   asm("shf.l.wrap.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(shift));
