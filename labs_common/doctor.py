@@ -38,7 +38,15 @@ class Ability:
 
 def diagnose() -> list[Ability]:
     """Every ability, tried out rather than guessed."""
-    return [_compiler(), _front_end(), _simulator(), gpu_ability(), cupy_ability(), ncu_ability(), _notebooks()]
+    return [
+        _compiler(),
+        _front_end(),
+        _simulator(),
+        gpu_ability(),
+        cupy_ability(),
+        ncu_ability(),
+        _notebooks(),
+    ]
 
 
 def find_ncu() -> str | None:

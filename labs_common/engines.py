@@ -339,8 +339,6 @@ class TooLong(ValueError):
 class SimulatorEngine(Engine):
     """The simulator, through CuPy's calls. Runs in this process: no kernel can harm it."""
 
-    name = "simulator"
-
     def __init__(
         self,
         device: Device | None = None,
@@ -376,6 +374,11 @@ class SimulatorEngine(Engine):
             CompilerMissing: it is not installed here.
         """
         return open_front_end(self._front_end_name)
+
+    @property
+    def name(self) -> str:
+        """``simulator``, with the front end where it is not the usual one: counts are of its code."""
+        return self.front_end.tool
 
     def module(self, source: Source, defines: Mapping[str, object] | None = None) -> RawModule:
         """As ``Engine.module``: the front end's PTX, run by the simulator; resource figures are ptxas's."""

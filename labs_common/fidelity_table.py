@@ -170,4 +170,4 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    write(compare_all(open_engine("sim")))
+    write(compare_all(open_engine("sim", front_end="nvrtc")))

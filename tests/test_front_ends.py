@@ -17,9 +17,11 @@ from labs_common.compiler import CompileError, CompilerMissing
 from labs_common.doctor import diagnose
 from labs_common.engines import SimulatorEngine
 from labs_common.front_ends import open_front_end
+from labs_common.grading.execution import GradingEngine
 from labs_common.inputs import make_inputs
 from labs_common.metric_names import REGISTERS, THEORETICAL_OCCUPANCY, WAVES
 from labs_common.occupancy import NO_REGISTERS
+from labs_common.plans import Device
 from labs_common.problem import PRESETS, Problem
 from labs_common.reference import reference
 from labs_common.simt import cupy_like as xp
@@ -90,6 +92,7 @@ def test_figures_name_the_front_end_and_registers_are_not_measured():
     metrics = outcome.metrics.set_index("metric")
 
     assert set(outcome.metrics["tool"]) == {"simulator, zig", "formula"}
+    assert outcome.engine == "simulator, zig"
     for name in (REGISTERS, THEORETICAL_OCCUPANCY, WAVES):
         assert math.isnan(metrics.loc[name, "value"])
         assert metrics.loc[name, "reason"] == NO_REGISTERS
@@ -141,6 +144,11 @@ def test_with_neither_the_error_names_both_remedies(no_nvrtc, monkeypatch):
         open_front_end()
     with pytest.raises(CompilerMissing, match="no NVRTC"):
         open_front_end("nvrtc")
+
+
+def test_grading_takes_nvrtc_whatever_is_chosen(monkeypatch):
+    monkeypatch.setenv(front_ends.ENVIRONMENT, "zig")
+    assert GradingEngine(Device()).front_end.name == "nvrtc"
 
 
 # ---- what a student is told

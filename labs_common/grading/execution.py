@@ -35,7 +35,7 @@ class GradingEngine(SimulatorEngine):
     """The simulator with one module per set of macros, so that state which a kernel keeps is kept."""
 
     def __init__(self, device: Device) -> None:
-        super().__init__(device, force=True)
+        super().__init__(device, force=True, front_end="nvrtc")  # counts of two compilers are no match
         self._modules: dict[tuple, RawModule] = {}
         self._initial: dict[int, bytes] = {}
 
