@@ -79,6 +79,12 @@ def available() -> bool:
     return importlib.util.find_spec("ziglang") is not None
 
 
+def missing_functions() -> list[str]:
+    """Names of CUDA's functions that the prelude knows only to say that it has not got them."""
+    prelude = (HEADERS / "prelude.cuh").read_text(encoding="utf-8")
+    return re.findall(r"^LAB_MISSING\((\w+)\)$", prelude, re.M)
+
+
 @functools.lru_cache(maxsize=128)
 def _compile(text: str, macros: tuple[str, ...], arch: str) -> str:
     prelude = f'#line 1 "{NEUTRAL_HEADERS}/prelude.cuh"\n' + (HEADERS / "prelude.cuh").read_text(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labs_common import compiler, front_ends, zig
+from labs_common import compiler, front_end_table, front_ends, zig
 from labs_common.compare import compare
 from labs_common.compiler import CompileError, CompilerMissing
 from labs_common.doctor import diagnose
@@ -98,6 +98,11 @@ def test_figures_name_the_front_end_and_registers_are_not_measured():
         assert metrics.loc[name, "reason"] == NO_REGISTERS
     # warp_sums[8] of the kernel, known from the PTX
     assert metrics.loc["launch__shared_mem_per_block_static", "value"] == 32
+
+
+def test_the_page_says_what_comes_out_now():
+    """python -m labs_common.front_end_table writes it anew."""
+    assert front_end_table.PAGE.read_text(encoding="utf-8") == front_end_table.page()
 
 
 # ---- which front end
