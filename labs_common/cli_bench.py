@@ -62,3 +62,24 @@ def simulator(
             f"{row['speedup']:.2f}" if "speedup" in row else "",
         )
     console.print(table)
+
+
+@app.command()
+def grading(
+    count: Annotated[int, typer.Option(help="submissions, made up: honest, broken and hostile ones")] = 300,
+    stage: Annotated[str, typer.Option(help="the stage that they hand in")] = "02",
+    workers: Annotated[int | None, typer.Option(help="processes; by default one a core")] = None,
+    dask: Annotated[bool, typer.Option(help="grade them once more on a local Dask cluster")] = True,
+) -> None:
+    """Wall time over submissions, and whether a second run and a cluster give the same marks."""
+    from labs_common.grading.synthetic import benchmark_grading
+
+    found = benchmark_grading(count, find_stage(stage), workers, dask, on_progress=console.print)
+    for name, seconds in found.seconds_of.items():
+        console.print(f"{name}: {seconds:.1f} s, {seconds / found.count:.2f} s a submission")
+    for name, students in found.differing.items():
+        console.print(f"{name}: {len(students)} of {found.count} marks differ from the first run's")
+    console.print(f"marks not as deserved: {len(found.mistakes)}")
+    for mistake in found.mistakes[:20]:
+        console.print(f"  {mistake}", markup=False)
+    raise typer.Exit(0 if found.ok else 1)

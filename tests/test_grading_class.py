@@ -3,12 +3,13 @@
 import csv
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 
 import pytest
 
@@ -286,3 +287,16 @@ def test_workers_that_die_take_nobody_with_them(tmp_path):
     assert results == sorted([n if n % 5 != 1 else -n for n in range(12)])
     runs = {n: len((tmp_path / f"runs-{n}").read_text()) for n in range(12)}
     assert sum(runs.values()) <= 12 + 3 * (2 * 2)  # run again is what was in flight with a bad one, no more
+
+
+class Stillborn(LocalScheduler):
+    """Processes that end as they start, as where the main module cannot be imported again."""
+
+    def executor(self):
+        context = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(self.workers, mp_context=context, initializer=os._exit, initargs=(1,))
+
+
+def test_workers_that_do_not_start_are_nobodys_fault():
+    with pytest.raises(RuntimeError, match="do not start"):
+        list(run_all(Stillborn(1), task, [(0, "")], alone=lambda item, error: item))

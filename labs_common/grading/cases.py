@@ -184,16 +184,17 @@ def _needle(kind: str, random: np.random.Generator) -> list[Case]:
 
 
 def _extreme(kind: str, random: np.random.Generator) -> list[Case]:
-    """Scores of some hundreds to 10^5, all negative in one sequence and rising steadily in another."""
-    problem = Problem(4, 2, 128, 16, (5 + int(random.integers(0, 10)), 20 + int(random.integers(0, 10))))
+    """Scores of some hundreds to 10^5: negative in one sequence, rising in another, falling in a third."""
+    lengths = (*_lengths(random, 5, 15, 1), *_lengths(random, 20, 30, 1), *_lengths(random, 8, 15, 1))
+    problem = Problem(4, 2, 128, 16, lengths)  # two contexts of a page or more would share their first one
     (inputs,) = _random_calls(problem, random, 1)
     query = np.full_like(inputs.query, 40.0)
     key, value = (a.copy() for a in to_nhd(problem, inputs.key_cache, inputs.value_cache))
     for row, length in enumerate(problem.context_lengths):
         for token in range(length):
             page, slot = inputs.block_tables[row, token // 16], token % 16
-            key[page, slot] = -48.0 if row == 0 else np.float32(0.01 * token)
-            value[page, slot] = value[page, slot] + np.float32(token)
+            key[page, slot] = (-48.0, 0.01 * token, 0.01 * (length - token))[row]
+            value[page, slot] += np.float32(token)
     key, value = from_nhd(problem, key, value)
     scale = 1.0 if random.integers(2) else 0.5
     return [

@@ -95,6 +95,9 @@ def run_all(
     Args:
         function, items: picklable.
         alone: makes the result of an item that ends its worker even when it runs by itself.
+
+    Raises:
+        RuntimeError: workers do not start.
     """
     waiting, suspects = deque(items), deque()
     while waiting or suspects:
@@ -105,6 +108,7 @@ def run_all(
         running: dict[Future, Item] = {}
         whole_pool_died = done_well = False
         try:
+            _try_out(executor)
             while (queue or running) and not whole_pool_died:
                 while queue and len(running) < limit and not whole_pool_died:
                     try:
@@ -132,6 +136,22 @@ def run_all(
             for future in running:
                 future.cancel()
             executor.shutdown(wait=done_well and not whole_pool_died)
+
+
+def _try_out(executor: Executor) -> None:
+    """One call of no submission's: where workers do not even start, nobody is to blame for it.
+
+    Raises:
+        RuntimeError: see there.
+    """
+    try:
+        executor.submit(os.getpid).result()
+    except Exception as error:
+        if not _worker_died(error):
+            raise
+        raise RuntimeError(
+            f"the processes that grade do not start ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _end_with_parent() -> None:
