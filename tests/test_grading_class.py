@@ -18,6 +18,7 @@ from labs_common.grading.class_run import grade_class
 from labs_common.grading.rubric import parse_rubric
 from labs_common.grading.schedulers import LocalScheduler, run_all
 from labs_common.grading.store import Store, differing_marks, read_json
+from labs_common.grading.synthetic import benchmark_grading
 from labs_common.grading.tables import canvas_csv, marks_csv, moodle_csv, nbgrader_csv
 from labs_common.stages import find_stage
 
@@ -300,3 +301,11 @@ class Stillborn(LocalScheduler):
 def test_workers_that_do_not_start_are_nobodys_fault():
     with pytest.raises(RuntimeError, match="do not start"):
         list(run_all(Stillborn(1), task, [(0, "")], alone=lambda item, error: item))
+
+
+def test_twenty_made_up_submissions_twice():
+    """What `palab bench grading` does with 300: marks as deserved, and the same again from the bundle."""
+    found = benchmark_grading(20, STAGE, workers=2)
+
+    assert found.mistakes == ()
+    assert found.differing == {"again": ()}

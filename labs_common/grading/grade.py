@@ -81,13 +81,11 @@ def grade_submission(task: Task) -> dict[str, Any]:
 
 def _grade_stage(task: Task, stage_id: str) -> StageGrade:
     stage = find_stage(stage_id)
-    time_kernel = None
+    speed = None
     if task.gpu:
-        from labs_common.grading.speed import time_against_reference
+        from labs_common.grading.speed import SpeedMarker
 
-        time_kernel = functools.partial(
-            time_against_reference, rubric=task.rubric, seed=task.seed, limits=task.limits
-        )
+        speed = SpeedMarker(task.rubric, task.seed, task.limits)
     return mark_kernel(
         task.submission.kernels.get(stage_id),
         stage,
@@ -95,7 +93,7 @@ def _grade_stage(task: Task, stage_id: str) -> StageGrade:
         task.seed,
         sandbox(task.limits),
         Device(),
-        time_kernel,
+        speed,
     )
 
 

@@ -113,7 +113,12 @@ class Sandbox:
         self.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps messages apart
         environment = {k: os.environ[k] for k in _KEPT_ENVIRONMENT if k in os.environ}
-        environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "CUPY_CACHE_IN_MEMORY": "1"}
+        environment |= {
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "CUPY_CACHE_IN_MEMORY": "1",
+            "CUDA_CACHE_DISABLE": "1",
+        }
         # -I: no PYTHON* variable, no user site, and no module of the folder that it is started in.
         code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from labs_common.grading.zygote import main; "
         code += f"main({theirs.fileno()}, {self.gpu})"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -97,6 +97,16 @@ class StageGrade:
     def to_json(self) -> dict[str, Any]:
         """All of it as JSON."""
         return {**asdict(self), "total": self.total, "out_of": self.out_of}
+
+
+class SpeedMarks(Protocol):
+    """What marks a kernel on a GPU; see ``speed.SpeedMarker``."""
+
+    def cases(self, kernel: Kernel, stage: Stage, secret: Hidden, device: Device) -> list[CaseResult]:
+        """Hidden problems that it does not solve there."""
+
+    def time(self, kernel: Kernel, stage: Stage, device: Device) -> dict[str, Any]:
+        """What was timed, with ``ratio``, or an ``error``."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +234,7 @@ def mark_kernel(
     seed: str,
     sandbox: Sandbox,
     device: Device | None = None,
-    time_kernel: Callable[[Kernel, Stage], dict[str, Any]] | None = None,
+    speed: SpeedMarks | None = None,
 ) -> StageGrade:
     """Points for one kernel in a stage's place.
 
@@ -235,13 +245,13 @@ def mark_kernel(
         seed: secret of the grading run.
         sandbox: where children come from.
         device: whose limits and architecture are taken, by default the recorded GPU's.
-        time_kernel: times it against the reference on a GPU; None where there is none.
+        speed: runs and times it on a GPU; None where there is none.
 
     Raises:
         StageNotGradable: the reference kernel does not run here.
     """
     device = device or Device()
-    gpu = time_kernel is not None
+    gpu = speed is not None
     parts = {p: v for p, v in rubric.points[stage.id].items() if p != "speed" or gpu}
     grade = StageGrade(stage.id, kernel.origin if kernel else "", dict.fromkeys(parts, 0.0), parts)
     if kernel is None:
@@ -255,12 +265,18 @@ def mark_kernel(
         return grade
     secret = hidden(stage.id, seed, device, sandbox)
     _run_cases(kernel, stage, secret, sandbox, device, grade)
+    if gpu and _all_right(grade):
+        grade.cases += speed.cases(kernel, stage, secret, device)
     _mark_correctness(grade, rubric)
-    if all(case.ok and case.clean for case in grade.cases) and gpu:
-        grade.speed = time_kernel(kernel, stage)
+    if gpu and _all_right(grade):
+        grade.speed = speed.time(kernel, stage, device)
         _mark_speed(grade, rubric)
     _apply_integrity(grade, rubric)
     return grade
+
+
+def _all_right(grade: StageGrade) -> bool:
+    return all(case.ok and case.clean for case in grade.cases)
 
 
 def _run_cases(

@@ -1,0 +1,164 @@
+"""Speed on a GPU: the student's kernel against the grader's own, in one process, in alternating rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from labs_common.compare import compare
+from labs_common.grading.cases import Case, generator
+from labs_common.grading.isolation import ChildEnded, Limits, Sandbox, Session
+from labs_common.grading.marking import CaseResult, Hidden, case_request, judge, opening
+from labs_common.grading.rubric import Rubric
+from labs_common.grading.submissions import Kernel
+from labs_common.inputs import Inputs, make_inputs
+from labs_common.plans import Device
+from labs_common.problem import Problem
+from labs_common.reference import Reference, reference
+from labs_common.stages import Stage
+
+ROUNDS = 15
+SETS = 2
+# The problem of each kind of stage: 134 MB of keys and values a set, past any L2 cache when two alternate.
+WIDE = Problem(32, 8, 128, 16, (1024,) * 16, name="speed")
+LONG = Problem(32, 8, 128, 16, (8192,) * 2, name="speed")
+ROOF_MARGIN = 1.10  # reading faster than this many times the measured ceiling is impossible
+GPU_LIMITS = {"memory_bytes": 0, "file_bytes": 64 << 20, "open_files": 1024, "cpu_s": 120.0, "wall_s": 300.0}
+
+
+def speed_problem(stage: Stage) -> Problem:
+    """What a stage is timed on: many sequences, or few long ones where the context is split."""
+    return LONG if stage.id[:2] >= "04" else WIDE
+
+
+class SpeedMarker:
+    """Runs kernels that are right in the simulator on a GPU: the hidden problems, then the time."""
+
+    def __init__(self, rubric: Rubric, seed: str, limits: Limits) -> None:
+        self.rubric, self.seed = rubric, seed
+        self.sandbox = _gpu_sandbox(dataclasses.replace(limits, **GPU_LIMITS))
+
+    def cases(self, kernel: Kernel, stage: Stage, secret: Hidden, device: Device) -> list[CaseResult]:
+        """Every hidden problem once more, on the GPU; a hang or a fault costs a child and no more."""
+        results: list[CaseResult] = []
+        session: Session | None = None
+        try:
+            for case, expected in zip(secret.cases, secret.expected, strict=True):
+                if case.far:
+                    continue  # it would take 8 GB of memory
+                try:
+                    if session is None:
+                        session = self.sandbox.open()
+                        session.request(opening(stage, stage.path.name, kernel.text, device, "gpu"))
+                    answer = session.request(case_request(case))
+                except ChildEnded as ended:
+                    answer = {"error": {"kind": ended.kind, "message": str(ended)}}
+                result = judge(case, expected, answer)
+                if "error" in answer and session is not None:
+                    session.close()
+                    session = None
+                if not result.ok:
+                    title = f"on the GPU, {case.title}"
+                    results.append(dataclasses.replace(result, title=title))
+                    break  # right in the simulator and wrong here: one such problem says enough
+        finally:
+            if session is not None:
+                session.close()
+        return results
+
+    def time(self, kernel: Kernel, stage: Stage, device: Device) -> dict[str, Any]:
+        """Ratio of the kernel's time to the reference's; measured again where it falls near an edge."""
+        found = self._time_once(kernel, stage, device, "first")
+        if "error" in found:
+            return found
+        limit, near = self.rubric.speed, self.rubric.again_within
+        if any(abs(found["ratio"] / edge - 1) <= near for edge in (limit.full, limit.none)):
+            again = self._time_once(kernel, stage, device, "again")
+            if "error" in again:
+                return again
+            ratios = found["ratios"] + again["ratios"]
+            found |= {"ratios": ratios, "ratio": float(np.median(ratios)), "measured": 2}
+        return found
+
+    def _time_once(self, kernel: Kernel, stage: Stage, device: Device, run: str) -> dict[str, Any]:
+        problem = speed_problem(stage)
+        sets, expected = _timed_inputs(stage.id, self.seed)
+        random = generator(self.seed, stage.id, "signs", run)
+        signs = random.choice([-1, 1], (ROUNDS, SETS)).tolist()
+        case = Case("speed", "the timed problem", problem, sets)
+        request = {**case_request(case), "rounds": ROUNDS, "signs": signs}
+        try:
+            with self.sandbox.open() as session:
+                session.request(opening(stage, stage.path.name, kernel.text, device, "gpu"))
+                answer = session.request(request)
+        except ChildEnded as ended:
+            return {"error": str(ended)}
+        if "error" in answer:
+            return {"error": str(answer["error"].get("message", ""))[:300]}
+        return judge_timing(problem, answer, signs, expected)
+
+
+def judge_timing(
+    problem: Problem, answer: Mapping[str, Any], signs: list[list[int]], expected: list[dict[int, Reference]]
+) -> dict[str, Any]:
+    """The ratio of a timing whose outputs are all right.
+
+    Args:
+        problem: what was timed.
+        answer: of ``GpuRunner._time``.
+        signs: that the queries had, by round and set.
+        expected: by set, the right answer for each sign.
+    """
+    outputs = answer["outputs"]
+    if len(outputs) != len(signs):
+        return {"error": f"{len(outputs)} of {len(signs)} timed outputs came back"}
+    for number, timed in enumerate(outputs):
+        chosen = number % len(expected)
+        verdict = compare(timed["output"], expected[chosen][signs[number][chosen]])
+        if not verdict.ok:
+            return {"error": "a timed call gave a wrong output: it does not do its work every time"}
+    student, own = (np.array(answer["seconds"][name], float) for name in ("student", "reference"))
+    if student.shape != own.shape or not (np.isfinite(student).all() and (student > 0).all()):
+        return {"error": "the times cannot be read"}
+    ratios = (student / own).tolist()
+    bandwidth = problem.minimum_bytes / float(np.median(student))
+    found = {
+        "ratio": float(np.median(ratios)),
+        "ratios": ratios,
+        "median_s": float(np.median(student)),
+        "reference_s": float(np.median(own)),
+        "bandwidth": bandwidth,
+        "ceiling": answer["ceiling"],
+        "gpu": answer["gpu"],
+        "measured": 1,
+    }
+    if bandwidth > ROOF_MARGIN * answer["ceiling"]:
+        found["impossible"] = (
+            f"{bandwidth / 1e9:.0f} GB/s of keys and values, where plain reading reaches "
+            f"{answer['ceiling'] / 1e9:.0f} GB/s"
+        )
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _timed_inputs(stage_id: str, seed: str) -> tuple[tuple[Inputs, ...], list[dict[int, Reference]]]:
+    """Input sets, and the right answers for the query and for its opposite."""
+    from labs_common.stages import find_stage
+
+    problem = speed_problem(find_stage(stage_id))
+    random = generator(seed, stage_id, "speed")
+    sets = tuple(make_inputs(problem, int(random.integers(2**63))) for _ in range(SETS))
+    expected = [
+        {sign: reference(problem, dataclasses.replace(one, query=sign * one.query)) for sign in (1, -1)}
+        for one in sets
+    ]
+    return sets, expected
+
+
+@functools.lru_cache(maxsize=2)
+def _gpu_sandbox(limits: Limits) -> Sandbox:
+    return Sandbox(limits, gpu=True)
