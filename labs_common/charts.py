@@ -6,10 +6,12 @@ or marker, and draws an absent value as a gap with its reason. `Chart.alt_text()
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from labs_common import metric_names as names
 from labs_common.chart_details import memory_table, simulated_against_measured, source_lines, stall_reasons
@@ -79,7 +81,8 @@ def stage_progression(frame: Metrics, metrics: tuple[str, ...] = PROGRESSION) ->
     frame = group_launches(select(frame, line=None))
     kernels, drawn = kernels_of(frame), groups(frame)
     rows = -(-len(metrics) // 2)
-    chart = new_chart(2.15 * rows + 0.75 + 0.2 * len(drawn), "From stage to stage, kernel by kernel")
+    turned = 0.8 if len(kernels) > MOST_UPRIGHT else 0.0  # names of kernels that run upwards
+    chart = new_chart(2.15 * rows + 0.75 + 0.2 * len(drawn) + turned, "From stage to stage, kernel by kernel")
     panels = np.atleast_1d(chart.subplots(rows, 2, sharex=True)).ravel()
     words = []
     for axes, metric in zip(panels, metrics, strict=False):
@@ -94,7 +97,7 @@ def stage_progression(frame: Metrics, metrics: tuple[str, ...] = PROGRESSION) ->
 
 def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]], drawn: list[Group]) -> str:
     """One panel of `stage_progression`; gives its figures in words."""
-    width, turn = 0.8 / len(drawn), 0 if len(drawn) == 1 else 90
+    width, turn = 0.8 / len(drawn), 0 if len(drawn) * len(kernels) <= MOST_UPRIGHT else 90
     unit, spoken = "", []
     labels: list[tuple[float, str]] = []
     totals = (
@@ -137,7 +140,10 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
     label = names.label(metric) + (", line: theoretical" if metric == names.ACHIEVED_OCCUPANCY else "")
     logarithmic = metric in _LOG_PANELS and bool(axes.patches)
     axes.set_title(", ".join(filter(None, (label, unit, "logarithmic" if logarithmic else ""))))
-    axes.set_xticks(range(len(kernels)), kernel_labels(kernels))
+    if len(kernels) <= MOST_UPRIGHT:
+        axes.set_xticks(range(len(kernels)), kernel_labels(kernels))
+    else:
+        axes.set_xticks(range(len(kernels)), names_on_axis, rotation=90)
     axes.grid(axis="x", visible=False)
     axes.tick_params(axis="x", length=0)
     axes.set_xlim(-0.6, len(kernels) - 0.4)
@@ -147,6 +153,7 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
 
 PANEL_POINTS = 130.0  # height of a panel of `stage_progression`, roughly
 CHARACTER_POINTS, LINE_POINTS = 3.6, 9.0  # of a bar's label
+MOST_UPRIGHT = 6  # bars of a panel whose labels fit side by side
 
 
 def _scale(axes: Axes, unit: str, logarithmic: bool, labels: list[tuple[float, str]], turned: bool) -> None:
@@ -171,7 +178,11 @@ def _scale(axes: Axes, unit: str, logarithmic: bool, labels: list[tuple[float, s
         bottom = axes.get_ylim()[0] / 2
         top = max(bottom * (t / bottom) ** (1 / (1 - share)) for t, share in zip(tops, shares, strict=True))
         axes.set_ylim(bottom, top)
+        # Decades, or 1, 2 and 5 of each where there are hardly any; labels of all nine would crowd.
+        few = math.log10(top / bottom) < 2
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda tick, _: number(tick)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         return
     top = max(t / (1 - share) for t, share in zip(tops, shares, strict=True))
     if unit == "%":

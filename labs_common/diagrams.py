@@ -226,7 +226,9 @@ def ownership(stage: Stage, problem: Problem, device: Device | None = None) -> C
     for warp in range(warps):
         block.text(-0.3, warp + 0.43, f"warp {warp}", ha="right", va="center", fontsize=7.5)
     shared = f", {launch.shared_bytes:,} bytes of shared memory" if launch.shared_bytes else ""
-    block.set_title(wrapped(f"the blue block, {launch.block[0]} threads{shared}: {header['block']}"))
+    block.set_title(
+        wrapped(f"the blue block, {launch.block[0]} threads{shared}: {header['block'].split(';')[0]}")
+    )
     bare(block, (-2.6, WARP_SIZE), (max(warps, 2), -0.1))
 
     own = owned_dimensions(plan, problem, 0)

@@ -97,6 +97,10 @@ def recorded_charts():
     yield "H200 and document", charts.stage_progression(metrics.concat([reported_metrics(), seed]))
     problems = ["ragged", "seed", "long-float32"]
     yield "H200, three problems", charts.stage_progression(metrics.select(every, problem=problems))
+    first = metrics.select(metrics.concat([reported_metrics(), seed]), stage="00_baseline")
+    yield "one stage, two GPUs", charts.stage_progression(first)
+    eight = metrics.select(recorded_metrics(tool="ncu"), problem="long-float32")
+    yield "eight kernels", charts.stage_progression(eight)
     yield "H200 roofline", charts.roofline(metrics.concat([seed, ceilings]))
     yield "H200 stalls", charts.stall_reasons(seed)
     yield "H200 memory", charts.memory_table(seed)
@@ -108,7 +112,8 @@ def recorded_charts():
 CHARTS = [
     *("progression", "two GPUs", "roofline", "stalls", "memory"),
     *("occupancy, block", "occupancy, shared", "simulated", "lines"),
-    *("H200", "H200 and document", "H200, three problems", "H200 roofline"),
+    *("H200", "H200 and document", "H200, three problems", "one stage, two GPUs", "eight kernels"),
+    "H200 roofline",
     *("H200 stalls", "H200 memory", "H200 occupancy", "H200 lines"),
 ]
 
@@ -205,6 +210,24 @@ def test_a_stage_of_two_kernels_is_never_one_percentage():
     assert bars(panels["DRAM throughput"]) == [73.41, 85.68]
     assert "3.92\nstage 3.94" in [t.get_text() for t in panels["Time"].texts]
     assert not any("stage" in t.get_text() for t in panels["DRAM throughput"].texts)
+
+
+def test_the_axis_of_one_stages_times_has_few_ticks_and_decades_of_many():
+    ticks = {}
+    for name, stages in (("one", ["00_baseline"]), ("all", None)):
+        frame = reported_metrics() if stages is None else metrics.select(reported_metrics(), stage=stages)
+        chart = charts.stage_progression(frame, (names.TIME,))
+        chart.draw_without_rendering()
+        low, high = chart.axes[0].get_ylim()
+        axis = chart.axes[0].yaxis
+        ticks[name] = [
+            tick.label1.get_text()
+            for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
+            if low <= tick.get_loc() <= high and tick.label1.get_text()
+        ]
+
+    assert set(ticks["one"]) <= {"50", "100", "200", "500"} and len(ticks["one"]) >= 2
+    assert len(ticks["all"]) >= 4 and set(ticks["all"]) <= {"0.01", "0.1", "1", "10", "100", "1,000"}
 
 
 @pytest.mark.parametrize("reason", ["no permission for counters", "n/a on this GPU"])
