@@ -203,7 +203,7 @@ def test_missing_second_barrier_is_a_write_after_read():
 
 
 def test_two_warps_writing_one_word_is_a_race_and_atomics_are_not():
-    body = at(40, "st.shared.u32 [data], %r0;\nret;")
+    body = at(40, "st.shared.u32 [data], %r1;\nret;")
     atomic = "setp.ne.u32 %p0, %r0, 0;\n@%p0 bra GO;\nmov.u32 %r5, 0;\nst.shared.u32 [data], %r5;\nGO:\n"
     atomic += "bar.sync 0;\n"
     atomic += "atom.shared.add.u32 %r6, [data], 1;\nbar.sync 0;\nld.shared.u32 %r7, [data];\n"
@@ -447,7 +447,7 @@ def test_launch_bounds_of_the_kernel_are_kept():
         "wgmma.fence.sync.aligned;",
         "cp.async.bulk.commit_group;",
         "mbarrier.init.shared.b64 [%d0], 1;",
-        "add.cc.u32 %r5, %r5, 1;",
+        "add.cc.f32 %f5, %f5, %f6;",
         "tex.1d.v4.f32.s32 {%f1, %f2, %f3, %f4}, [%d0, {%r5}];",
         "frobnicate.u32 %r5, %r6;",
         "add.u31 %r5, %r6, %r6;",

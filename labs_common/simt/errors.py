@@ -14,6 +14,7 @@ class Finding:
     tool: "memcheck", "initcheck", "racecheck" or "synccheck"; kind: what was seen, e.g. "Invalid __global__
     read of size 4 bytes". block and thread are (x, y, z) or None where no single one is meant; address is the
     virtual byte address (global) or the byte offset (shared, local). line 0: the PTX has no source line.
+    severity: "error", or "warning" for what works on today's GPUs by habit and not by the rules.
     """
 
     tool: str
@@ -24,6 +25,7 @@ class Finding:
     thread: Dim3 | None
     address: int | None
     message: str
+    severity: str = "error"
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.line else "unknown source line"
@@ -32,6 +34,12 @@ class Finding:
         )
         at = f" address {self.address:#x}" if self.address is not None else ""
         return f"{self.tool}: {self.kind} at {where}{who}{at}: {self.message}"
+
+
+def without_explained(findings: list[Finding]) -> list[Finding]:
+    """Without the warnings of a source line at which the same check found an error."""
+    errors = {(f.tool, f.file, f.line) for f in findings if f.severity == "error"}
+    return [f for f in findings if f.severity == "error" or (f.tool, f.file, f.line) not in errors]
 
 
 class SimulationError(Exception):

@@ -235,16 +235,16 @@ class Accesses(Base):
         if not self.kernel.stepped:
             return
         f = self.f
-        words = span // 4
-        first = const("i32", 0)
+        first, lanes = const("i32", 0), const("i32", 0)
         if one_lane:  # of lanes with one address the last counts
             first = f.bin("sub", const("i32", 31), f.intrinsic("ctlz", self.mask, flags=", i1 true"))
-        number = words if one_lane else WARP * words
-        shift = 31 if one_lane else words.bit_length() - 1
+            lanes = self.mask
+        length = span if one_lane else WARP * span
+        shift = 31 if one_lane else span.bit_length() - 1
         after = f.start_if(f.icmp("ne", f.field("i64", "%ctx", CTX["race"], True), const("i64", 0)))
         f.call(
             "void", "race_run", "ptr %ctx", "ptr %warp", f"i32 {self.index}", f"i32 {int(store)}",
-            str(offset), f"i64 {number}", f"i32 {shift}", str(first),
+            str(offset), f"i64 {length}", f"i32 {shift}", str(first), str(lanes),
         )  # fmt: skip
         f.end_if(after)
 

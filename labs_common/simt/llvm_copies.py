@@ -294,7 +294,6 @@ def copy_land(module: Module) -> None:
     before = f.field("i32", "%entry", ENTRY_MASK)
     f.store(f.bin("and", before, f.bin("xor", mask, f.i32(-1))), f.pointer("%entry", ENTRY_MASK))
     span, instruction = f.field("i64", "%entry", ENTRY_SPAN), f.field("i32", "%entry", ENTRY_INSTRUCTION)
-    words = f.bin("lshr", span, f.i64(2))
     offsets, data = f.pointer("%entry", ENTRY_OFFSETS), f.pointer("%entry", ENTRY_DATA)
     racing = f.icmp("ne", f.ctx("race"), f.i64(0))
 
@@ -308,8 +307,8 @@ def copy_land(module: Module) -> None:
         f.line(f"call void @llvm.memset.p0.i64(ptr {flags}, i8 15, {count}, i1 false)")
         after = f.start_if(racing)
         f.call(
-            "void", "race_run", "ptr %ctx", "ptr %warp", str(instruction), "i32 1", str(offset), str(count),
-            str(shift), str(f.resize(lane, "i32")),
+            "void", "race_run", "ptr %ctx", "ptr %warp", str(instruction), "i32 1", str(offset), str(length),
+            str(shift), str(f.resize(lane, "i32")), "i32 0",
         )  # fmt: skip
         f.end_if(after)
 
@@ -327,7 +326,7 @@ def copy_land(module: Module) -> None:
     f.cond(f.bin("and", together, in_step), at_once, one_by_one, "likely")
     f.label(at_once)
     length = f.bin("mul", f.resize(f.popcount(mask), "i64"), span)
-    shift = f.resize(f.intrinsic("cttz", words, flags=", i1 true"), "i32")
+    shift = f.resize(f.intrinsic("cttz", span, flags=", i1 true"), "i32")
     write(f.resize(first, "i64"), lowest, length, shift)
     f.br(done)
     f.label(one_by_one)

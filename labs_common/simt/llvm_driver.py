@@ -286,7 +286,7 @@ def new_epoch(f: Function) -> None:
         "and", f.icmp("uge", following, f.i64(at.RACE_EPOCHS)), f.icmp("ne", f.ctx("race"), f.i64(0))
     )
     after = f.start_if(full, "unlikely")
-    size = f.bin("mul", f.ctx("race_words"), f.i64(24))
+    size = f.bin("mul", f.ctx("race_words"), f.i64(4 * at.RACE_ARRAYS))
     f.line(f"call void @llvm.memset.p0.i64(ptr {f.ctx_pointer('race')}, i8 0, {size}, i1 false)")
     f.store(f.i64(1), f.pointer("%ctx", CTX["epoch"]))
     f.end_if(after)
@@ -296,7 +296,7 @@ DECLARATIONS = (
     "declare i1 @place(ptr, ptr, ptr, i64, i32, i32, i32, i64, i32, i64, ptr, ptr)",
     "declare i1 @access(ptr, ptr, i32, i64, i32, i32, i64, i32)",
     "declare void @count_atomic(ptr, ptr, i32, i64, i32, i32, i32, i64)",
-    "declare void @race_run(ptr, ptr, i32, i32, i64, i64, i32, i32)",
+    "declare void @race_run(ptr, ptr, i32, i32, i64, i64, i32, i32, i32)",
     "declare i32 @refill(ptr, ptr)",
     *llvm_copies.DECLARATIONS,
 )

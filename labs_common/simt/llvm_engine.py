@@ -43,7 +43,7 @@ from .llvm_runtime import ACCESS_COUNTERS
 from .llvm_split import split_at_accesses
 from .memory import WINDOW, AddressSpace
 from .printf import format_text
-from .program import Program
+from .program import Program, race_unit
 
 PATIENCE = 0.1  # seconds of quickly built code after which better code is made
 OUTPUT_LIMIT = 1 << 20  # characters of printf that are kept
@@ -108,11 +108,11 @@ def prepare(launch: Launch) -> Compiled:
 
 
 def _steps(launch: Launch) -> bool:
-    """Whether warps are interleaved and races looked for: where two warps could race in shared memory."""
+    """Whether warps are interleaved and races looked for: where threads could race in shared memory."""
     accesses = launch.program.access.values()
     return (
         "racecheck" in launch.checks
-        and launch.threads > 32
+        and launch.threads > 1
         and launch.shared_bytes > 0
         and any(a.space in ("shared", "generic") or a.operation == "cp" for a in accesses)
     )
@@ -164,9 +164,10 @@ class Worker:
         self.shared_flags = _aligned(self.shared_size // 4 + 64)
         self.local = _aligned(self.warps * 32 * program.local_bytes + 64)
         self.constants = _aligned(8 * max(1, len(program.registers)))
-        # every word's tags and infos, and which (instruction, hazard) were reported
-        self.race_words = self.shared_size // 4 + 160 if run.stepped else 0
-        self.race = _aligned(6 * 4 * self.race_words)
+        # the state of every piece of shared memory, and which (instruction, hazard) were reported
+        self.race_shift = race_unit(program).bit_length() - 1
+        self.race_words = (self.shared_size >> self.race_shift) + 160 if run.stepped else 0
+        self.race = _aligned(at.RACE_ARRAYS * 4 * self.race_words)
         self.race_seen = np.zeros(at.HAZARDS * len(program.instructions) + at.HAZARDS, np.uint8)
         self.copies = _aligned(RING_BYTES * self.warps if run.copying else 0)
         self.hazards: list[tuple[int, Finding]] = []
@@ -225,6 +226,7 @@ class Worker:
             "notes": self.notes.ctypes.data,
             "race": self.race.ctypes.data if run.stepped else 0,
             "race_words": self.race_words,
+            "race_shift": self.race_shift,
             "race_seen": self.race_seen.ctypes.data,
             "copies": self.copies.ctypes.data if len(self.copies) else 0,
             "report": ctypes.cast(run.report, ctypes.c_void_p).value,

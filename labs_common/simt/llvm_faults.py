@@ -8,9 +8,10 @@ import numpy as np
 
 from . import llvm_copies as copies
 from . import llvm_layout as at
-from .errors import Finding, TrapError
+from .errors import Finding, TrapError, without_explained
 from .memory import WINDOW, WINDOW_BYTES, describe
 from .numpy_copies import CAPACITY, in_flight
+from .races import HAZARDS, race_finding, same_store_finding
 
 if TYPE_CHECKING:
     from .llvm_engine import Run, Worker
@@ -179,50 +180,72 @@ def _in_flight(worker: Worker, instruction: int, warp: int, offset: int, lane: i
     return in_flight(file, line, block, thread, offset, owner, source_of(worker, oldest[2])[1])
 
 
+_BETWEEN_WARPS = {
+    at.READ_AFTER_WRITE: (0, at.RACE_WRITER, at.RACE_WRITER_INFO),
+    at.WRITE_AFTER_WRITE: (1, at.RACE_WRITER, at.RACE_WRITER_INFO),
+    at.WRITE_AFTER_READ: (2, at.RACE_READER, at.RACE_READER_INFO),
+    at.WRITE_AFTER_SECOND_READ: (2, at.RACE_SECOND, at.RACE_SECOND_INFO),
+}
+_WITHIN_WARP = {at.OWN_READ_AFTER_WRITE: 0, at.OWN_WRITE_AFTER_WRITE: 1, at.OWN_WRITE_AFTER_READ: 2}
+
+
 def hazard_of(
-    worker: Worker, instruction: int, warp: int, hazard: int, offset: int, words: int, shift: int, lane: int
+    worker: Worker, instruction: int, warp: int, hazard: int, offset: int, length: int, shift: int, lane: int
 ) -> Finding:
     """The finding of a race; called before the access enters the worker's race state."""
+    file, line = source_of(worker, instruction)
+    block, me = worker.where(32 * warp + lane)
     if hazard == at.COPY_IN_FLIGHT:
         return _in_flight(worker, instruction, warp, offset, lane)
-    arrays = worker.race[: 24 * worker.race_words].view(np.uint32).reshape(6, -1)
-    kind, tags, infos = {
-        at.READ_AFTER_WRITE: ("Read-After-Write", at.RACE_WRITER, at.RACE_WRITER_INFO),
-        at.WRITE_AFTER_WRITE: ("Write-After-Write", at.RACE_WRITER, at.RACE_WRITER_INFO),
-        at.WRITE_AFTER_READ: ("Write-After-Read", at.RACE_READER, at.RACE_READER_INFO),
-        at.WRITE_AFTER_SECOND_READ: ("Write-After-Read", at.RACE_SECOND, at.RACE_SECOND_INFO),
-    }[hazard]
-    epoch = worker.field("epoch")
-    number = np.arange(words)
-    where = offset // 4 + number
-    tag = arrays[tags][where]
-    clash = (tag >> 5 == epoch) & (tag & 31 != warp)
-    lanes = lane + (number >> shift)
-    # of several words the first one of the first lane, then the second words
-    part = number - ((lanes - lane) << shift)
-    at_word = min(np.flatnonzero(clash), key=lambda k: (part[k], lanes[k]))
-    place = int(where[at_word])
-    info = int(arrays[infos][place]) & ~at.RACE_ATOMIC & 0xFFFFFFFF
-    other_thread = 32 * int(tag[at_word] & 31) + (info & 31)
-    thread = 32 * warp + int(lanes[at_word])
-    other_instruction = info >> 5
-    if hazard == at.WRITE_AFTER_SECOND_READ:
-        other_instruction = int(arrays[at.RACE_READER_INFO][place]) >> 5
-    file, line = source_of(worker, instruction)
-    _, other_line = source_of(worker, other_instruction)
-    block, me = worker.where(thread)
-    _, other = worker.where(other_thread)
-    address = 4 * place
-    return Finding(
-        "racecheck",
-        f"Potential {kind} hazard in __shared__ memory",
+    if hazard == at.SAME_STORE:
+        other = worker.where(32 * warp + length)[1]
+        return same_store_finding(file, line, block, me, other, offset)
+    arrays = worker.race[: 4 * at.RACE_ARRAYS * worker.race_words].view(np.uint32)
+    arrays = arrays.reshape(at.RACE_ARRAYS, -1)
+    unit = worker.race_shift
+    number = np.arange(length >> unit)
+    where = (offset >> unit) + number
+    lanes = lane + ((number << unit) >> shift)
+    if hazard in _BETWEEN_WARPS:
+        which, tags, infos = _BETWEEN_WARPS[hazard]
+        tag = arrays[tags][where]
+        clash = (tag >> 5 == worker.field("epoch")) & (tag & 31 != warp)
+        at_unit = int(np.argmax(clash))
+        place = int(where[at_unit])
+        info = int(arrays[infos][place]) & ~at.RACE_ATOMIC & 0xFFFFFFFF
+        other, other_instruction = 32 * int(tag[at_unit] & 31) + (info & 31), info >> 5
+        if hazard == at.WRITE_AFTER_SECOND_READ:
+            other_instruction = int(arrays[at.RACE_READER_INFO][place]) >> 5
+    else:
+        which = _WITHIN_WARP[hazard]
+        mine = worker.field("epoch") << 5 | warp
+        sync = int(worker.words(warp, at.WARP_SYNC, 1)[0]) & 0xFFFFFFFF
+        if which == 2:
+            others = arrays[at.RACE_READ_LANES][where] & ~(1 << lanes).astype(np.uint32)
+            clash = (arrays[at.RACE_READER][where] == mine) & (arrays[at.RACE_READ_SYNC][where] == sync)
+            at_unit = int(np.argmax(clash & (others != 0)))
+            bits = int(others[at_unit])
+            other = 32 * warp + (bits & -bits).bit_length() - 1
+            other_instruction = int(arrays[at.RACE_READ_AT][where[at_unit]])
+        else:
+            infos = arrays[at.RACE_WRITER_INFO][where] & np.uint32(~at.RACE_ATOMIC & 0xFFFFFFFF)
+            clash = (arrays[at.RACE_WRITER][where] == mine) & (arrays[at.RACE_WRITE_SYNC][where] == sync)
+            at_unit = int(np.argmax(clash & (infos & 31 != lanes)))
+            info = int(infos[at_unit])
+            other, other_instruction = 32 * warp + (info & 31), info >> 5
+    me = worker.where(32 * warp + int(lanes[at_unit]))[1]
+    other_line = source_of(worker, other_instruction)[1]
+    address = int(where[at_unit]) << unit
+    return race_finding(
+        HAZARDS[which],
         file,
         line,
         block,
         me,
+        worker.where(other)[1],
+        other_line,
         address,
-        f"thread {me} here and thread {other} at line {other_line} use shared address {address:#x} "
-        f"with no barrier between them",
+        hazard in _WITHIN_WARP,
     )
 
 
@@ -258,4 +281,4 @@ def notes_of(run: Run) -> list[Finding]:
     hazards = sorted((h for w in run.workers for h in w.hazards), key=lambda h: h[0])
     for _, finding in hazards:
         found.setdefault((finding.tool, finding.kind, finding.file, finding.line), finding)
-    return list(found.values())[:MAX_FINDINGS]
+    return without_explained(list(found.values())[:MAX_FINDINGS])

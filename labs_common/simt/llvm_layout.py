@@ -16,7 +16,7 @@ _FIELDS = (
     "fault_block", "done", "fault", "fault_instruction", "fault_lane", "fault_address", "fault_warp",
     "fault_extra", "clock", "shared_window", "local_window", "param_window", "param_bytes", "host",
     "call", "track_shared", "track_global", "notes", "order", "fault_mask", "swap", "access_counters",
-    "slots_bytes", "uniform", "masked", "epoch", "race", "race_words", "race_seen", "report",
+    "slots_bytes", "uniform", "masked", "epoch", "race", "race_words", "race_seen", "race_shift", "report",
     "copies",
 )  # fmt: skip
 CTX = {name: 8 * k for k, name in enumerate(_FIELDS)}
@@ -47,6 +47,7 @@ WARP_CHUNK = 40  # i64: of those it has taken and not yet used
 WARP_VOTES = 48  # i32: predicates that its lanes brought to a barrier with reduction
 WARP_RESULT = 52  # i32: what that barrier gives
 WARP_NEXT = 56  # i32: in stepped code, the block that the warp's lowest lane enters next
+WARP_SYNC = 60  # i32: bar.warp.sync executed, counted in stepped code
 WARP_BARRIER = 64  # 32 x i32: barrier number that each lane waits at
 WARP_COUNT = 192  # 32 x i32: thread count that the barrier was given, 0: all threads of the block
 WARP_PCS = 320  # 32 x i32: 2 * block + (1: its barrier has been passed) + WAIT or PARK
@@ -76,13 +77,18 @@ DONE, BARRIER, SWITCH, FAULT, STOP, BUDGET, STALL, SWAP, YIELD = range(9)
 ) = range(1, 11)
 
 SPACE_GLOBAL, SPACE_SHARED, SPACE_LOCAL, SPACE_GENERIC, SPACE_PARAM, SPACE_CONST = range(6)
-# ---- race state of shared memory: six arrays of i32, one element for each word
-# A tag is epoch << 5 | warp, an info instruction << 5 | lane (of a writer: with RACE_ATOMIC).
+# ---- race state of shared memory: arrays of i32, one element for each piece that racecheck tells apart
+# A tag is epoch << 5 | warp, an info instruction << 5 | lane (of a writer: with RACE_ATOMIC). The last four:
+# how many syncs the warp had behind it at the write, and at the reads of the reader's warp; which lanes of it
+# have read since, and where the last did.
 RACE_WRITER, RACE_WRITER_INFO, RACE_READER, RACE_READER_INFO, RACE_SECOND, RACE_SECOND_INFO = range(6)
+RACE_WRITE_SYNC, RACE_READ_SYNC, RACE_READ_LANES, RACE_READ_AT = range(6, 10)
+RACE_ARRAYS = 10
 RACE_ATOMIC = 1 << 31
 RACE_EPOCHS = 1 << 26  # then the tags are cleared
 READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_SECOND_READ, COPY_IN_FLIGHT = range(5)
-HAZARDS = 8  # bytes of race_seen for each instruction
+OWN_READ_AFTER_WRITE, OWN_WRITE_AFTER_WRITE, OWN_WRITE_AFTER_READ, SAME_STORE = range(5, 9)
+HAZARDS = 16  # bytes of race_seen for each instruction
 
 # ---- shared_flags: a byte for each word, bits 0 to 3 for its written bytes
 FLAG_COPY = 16  # an asynchronous copy is on its way there

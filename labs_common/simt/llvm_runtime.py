@@ -628,10 +628,10 @@ def access(module: Module) -> None:
     f.add_to(counters, 8 * WAVEFRONTS, f.bin("add", waves, f.i64(1)))
     f.add_to(counters, 8 * SHARED_REQUESTS, f.i64(1))
     race_after = f.start_if(f.icmp("ne", f.ctx("race"), f.i64(0)))
-    shift = f.resize(f.intrinsic("cttz", f.bin("lshr", span, f.i64(2)), flags=", i1 true"), "i32")
+    shift = f.resize(f.intrinsic("cttz", span, flags=", i1 true"), "i32")
     f.call(
-        "void", "race_run", "ptr %ctx", "ptr %warp", "i32 %instruction", str(kind), str(lowest), str(words),
-        str(shift), str(f.resize(first, "i32")),
+        "void", "race_run", "ptr %ctx", "ptr %warp", "i32 %instruction", str(kind), str(lowest), str(length),
+        str(shift), str(f.resize(first, "i32")), "i32 0",
     )  # fmt: skip
     f.end_if(race_after)
     shared_end = f.label_name

@@ -27,6 +27,8 @@ class Code(Matrices):
             self.matrix(row)
         elif opcode == "shfl":
             self.shuffle(mods[1], targets, sources)
+        elif opcode == "bar" and self.kernel.stepped:
+            f.add_to("%warp", at.WARP_SYNC, const("i32", 1))
         elif opcode == "activemask":
             self.result(targets[0], self.mask, "b32")
         elif opcode == "vote":

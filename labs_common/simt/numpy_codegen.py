@@ -317,8 +317,9 @@ class Compiler:
             ]
             mode = instruction.modifiers
             call = f"S.{instruction.opcode}(L, {i}, {mode!r}, {len(targets)}, {', '.join(values)})"
-            if instruction.opcode == "bar":
-                return  # the engine has waited
+            if instruction.opcode == "bar":  # the engine has waited
+                writer.lines.append("    if S.races: S.races.warp_sync(L)")
+                return
             if not targets:
                 writer.lines.append(f"    {call}")
                 return

@@ -17,7 +17,7 @@ import numpy as np
 
 from . import matrix
 from .counters import Counters
-from .errors import BudgetError, Dim3, Fault, Finding, TrapError
+from .errors import BudgetError, Dim3, Fault, Finding, TrapError, without_explained
 from .launch import Launch, Result
 from .memory import WINDOW, AddressSpace
 from .numpy_codegen import Code, Compiler, constant
@@ -816,7 +816,7 @@ class Batch:
 
 def _threads(batch: Batch, lanes: np.ndarray) -> str:
     """Thread numbers of one block in words: ranges, at most a few."""
-    numbers = batch.thread_of[np.sort(lanes)]
+    numbers = np.sort(batch.thread_of[lanes])
     breaks = np.flatnonzero(np.diff(numbers) != 1)
     firsts, lasts = numbers[np.r_[0, breaks + 1]], numbers[np.r_[breaks, len(numbers) - 1]]
     parts = [f"{a}" if a == z else f"{a}-{z}" for a, z in zip(firsts[:6], lasts[:6], strict=True)]
@@ -931,7 +931,8 @@ class NumpyEngine:
         self.counters.sectors_written = sum(a.touched(True) for a in self.space.allocations)
         if self.dropped:
             self.output.write(f"\n... {self.dropped} more characters of printf output\n")
-        return Result(self.counters, self.findings, self.output.getvalue(), time.perf_counter() - started)
+        findings = without_explained(self.findings)
+        return Result(self.counters, findings, self.output.getvalue(), time.perf_counter() - started)
 
 
 def compiled_blocks(program: Program, addresses: dict[str, int], trace: bool = False) -> list[Code]:

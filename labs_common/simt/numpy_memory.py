@@ -169,6 +169,7 @@ class Memory:
                 self.mark(self.view("written", dtype), index, access.width, access.count)
             if self.batch.races is not None:
                 self.batch.races.access(lanes, i, index, span, True)
+                self.batch.races.same_store(lanes, i, index, values)
         elif access.counted:
             self.counters.local_requests[i] += lanes.warps
         if index.size == 1 and lanes.n > 1 and space == "local":

@@ -710,6 +710,12 @@ def _matrix_access(program: Program, instruction: Instruction) -> Access:
     return Access("shared" if shared else "generic", instruction.opcode, "b32", 4, 4, address, None, True)
 
 
+def race_unit(program: Program) -> int:
+    """The bytes that racecheck tells apart: 4, or less where shared memory is accessed in smaller pieces."""
+    spaces = ("shared", "generic")
+    return min((a.width for a in program.access.values() if a.space in spaces and a.width < 4), default=4)
+
+
 def needs_whole_warp(instruction: Instruction) -> bool:
     """Whether a warp operation has no member mask: all 32 lanes take part."""
     return instruction.opcode in ("mma", "ldmatrix", "stmatrix", "movmatrix")
