@@ -77,6 +77,14 @@ class Resources:
     barriers: int = 0
 
 
+def _with_last_line(log: str, text: str, path: str) -> str:
+    """The log with a position where NVRTC only says "At end of source"."""
+    start = text.rfind("#line ")
+    number = re.match(r"#line (\d+)", text[start:]) if start >= 0 else None
+    last = (int(number[1]) if number else 2) + max(0, text.count("\n", max(start, 0)) - 1)
+    return re.sub(r"^At end of source: error", f"{path}({last}): error", log, flags=re.M)
+
+
 @functools.lru_cache(maxsize=128)
 def _compile(
     path: str, text: str, defines: tuple[tuple[str, object], ...], arch: str, kind: str
@@ -93,7 +101,7 @@ def _compile(
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         log = _fetch(nvrtc, program, "ProgramLog").decode(errors="replace")
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(log or str(result))
+            raise CompileError(_with_last_line(log, text, path) or str(result))
         return _fetch(nvrtc, program, {"ptx": "PTX", "cubin": "CUBIN"}[kind]), log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
