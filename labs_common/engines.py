@@ -345,6 +345,7 @@ class SimulatorEngine(Engine):
         core: str = "llvm",
         force: bool = False,
         front_end: str = "auto",
+        schedule: int | None = None,
     ) -> None:
         """Open the simulator.
 
@@ -353,6 +354,7 @@ class SimulatorEngine(Engine):
             core: "llvm" for machine code on all cores, "numpy" for the reference that single-steps.
             force: run even what is estimated to take longer than ``MAX_SECONDS``.
             front_end: what compiles, see ``front_ends.open_front_end``; opened when first needed.
+            schedule: seed of the order in which blocks and warps get their turn, by default ascending.
 
         Raises:
             ValueError: an unknown core.
@@ -364,6 +366,7 @@ class SimulatorEngine(Engine):
         self.core = core
         self.force = force
         self._front_end_name = front_end
+        self.schedule = schedule
 
     @functools.cached_property
     def front_end(self) -> FrontEnd:
@@ -388,7 +391,7 @@ class SimulatorEngine(Engine):
             compiled = self.front_end.compile_resources(source, defines, self.device.arch)
             return None if compiled is None else _FunctionFigures(compiled[kernel])
 
-        return RawModule(code=ptx, resources=resources, engine=self.core)
+        return RawModule(code=ptx, resources=resources, engine=self.core, schedule=self.schedule)
 
     def upload(self, inputs: Inputs) -> dict[str, Any]:
         """The arrays themselves, without a copy: kernels and NumPy see the same memory."""

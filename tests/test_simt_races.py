@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from simt_helpers import kernel_text, run, store_result
 
+from labs_common.simt import cupy_like as xp
+
 FILE = '.file 1 "/lab/kernels/student.cu"\n'
 SHARED = ".shared .align 16 .b8 tile[1024];\n"
 ADDRESSES = "mov.u32 %r4, tile;\nmad.lo.u32 %r5, %r0, 4, %r4;\nadd.u32 %r6, %r0, 1;\nand.b32 %r6, %r6, 31;\n"
@@ -133,3 +135,58 @@ def test_atomics_of_one_warp_are_no_hazard_but_a_read_after_them_is():
     assert findings_of(body) == []
     assert told(findings_of(body + read)) == [("racecheck", "warning", "Read-After-Write", 12)]
     assert findings_of(body + SYNC + read) == []
+
+
+# ---- schedules
+
+
+def racing(schedule: int | None, engine: str) -> int:
+    """Every warp of every block writes its number to the same place: whose stays?"""
+    body = "mov.u32 %r5, %ntid.x;\nmad.lo.u32 %r8, %r1, %r5, %r0;\nst.global.u32 [%d0], %r8;\nret;"
+    module = xp.RawModule(kernel_text(body), engine=engine, schedule=schedule)
+    out = xp.zeros(1, np.uint32)
+    module.get_function("k")(5, 128, (out,))
+    return int(out.get()[0])
+
+
+def test_a_schedule_decides_who_is_last_and_each_seed_another_way():
+    for engine in ("numpy", "llvm"):
+        assert racing(None, engine) == 5 * 128 - 1
+    winners = [[racing(seed, engine) for seed in range(6)] for engine in ("numpy", "llvm")]
+    assert len({w // 128 for w in winners[0]}) > 1  # blocks
+    assert [w % 32 for w in winners[0]] == [31] * 6  # lanes stay in their order
+    assert all(0 <= w < 640 for w in winners[0])
+
+
+@pytest.mark.parametrize("engine", ["numpy", "llvm"])
+def test_a_clean_kernel_computes_the_same_in_any_order(engine):
+    """A block's sum through shared memory, with a last warp that is not full."""
+    body = (
+        ADDRESSES
+        + "mov.u32 %r9, %ntid.x;\nmad.lo.u32 %r10, %r1, %r9, %r0;\nst.shared.u32 [%r5], %r10;\nbar.sync 0;\n"
+        + "setp.ne.u32 %p1, %r0, 0;\n@%p1 ret;\nmov.u32 %r11, 0;\nmov.u32 %r12, 0;\nLOOP:\n"
+        + "mad.lo.u32 %r13, %r12, 4, %r4;\nld.shared.u32 %r14, [%r13];\nadd.u32 %r11, %r11, %r14;\n"
+        + "add.u32 %r12, %r12, 1;\nsetp.lt.u32 %p2, %r12, %r9;\n@%p2 bra LOOP;\n"
+        + "mul.wide.u32 %d5, %r1, 4;\nadd.u64 %d5, %d0, %d5;\nst.global.u32 [%d5], %r11;\nret;"
+    )
+    expected = [sum(range(100 * b, 100 * b + 100)) for b in range(7)]
+    plain = None
+    for schedule in (None, 0, 1, 2):
+        module = xp.RawModule(kernel_text(body, 1, SHARED), engine=engine, schedule=schedule)
+        out = xp.zeros(7, np.uint32)
+        module.get_function("k")(7, 100, (out,))
+        result = module.last_launch
+        plain = plain or result.counters
+        assert out.get().tolist() == expected
+        assert result.findings == []
+        assert plain.differences(result.counters) == []
+
+
+def test_a_race_is_found_whatever_the_schedule():
+    body = ADDRESSES + at(10, "st.shared.u32 [%r5], %r0;") + at(11, "ld.shared.u32 %r8, [tile+252];\nret;")
+    for engine in ("numpy", "llvm"):
+        for schedule in (None, 0, 1, 2, 3):
+            module = xp.RawModule(kernel_text(body, 1, SHARED) + FILE, engine=engine, schedule=schedule)
+            module.get_function("k")(1, 64, (xp.zeros(1, np.uint32),))
+            found = {(f.tool, f.severity, f.line) for f in module.last_launch.findings}
+            assert found in ({("racecheck", "error", 11)}, {("racecheck", "error", 10)})

@@ -245,6 +245,8 @@ class RawModule:
         engine: "numpy" or "llvm".
         checks: names out of ALL_CHECKS.
         budget: instructions that one thread may execute.
+        schedule: seed of the order in which blocks and warps get their turn, by default ascending. What a
+            kernel with a race computes may depend on it; what a clean one computes does not.
 
     Attributes:
         last_launch: the `Result` of the latest launch: counters, findings, printf output.
@@ -260,6 +262,7 @@ class RawModule:
         engine: str = "numpy",
         checks: frozenset[str] | Sequence[str] = ALL_CHECKS,
         budget: int = 100_000_000,
+        schedule: int | None = None,
         backend: str = "nvrtc",
         **_ignored: Any,
     ):
@@ -270,6 +273,7 @@ class RawModule:
         self.ptx = code
         self.parsed: Module = parse(code)
         self.engine, self.budget, self.backend = engine, budget, backend
+        self.schedule = schedule
         unknown = set(checks) - ALL_CHECKS
         if unknown:
             raise ValueError(f"checks {sorted(unknown)}; there are {sorted(ALL_CHECKS)}")
@@ -361,7 +365,15 @@ class RawKernel:
         params = launching.pack_parameters(self.program, data, [type(a).__name__ for a in args])
         module = self.module
         return Launch(
-            self.program, grid, block, params, int(shared_mem), checks=module.checks, budget=module.budget
+            self.program,
+            grid,
+            block,
+            params,
+            int(shared_mem),
+            module.checks,
+            module.budget,
+            None,
+            module.schedule,
         )
 
     def __call__(

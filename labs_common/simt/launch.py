@@ -36,6 +36,7 @@ class Launch:
     checks: frozenset[str] = ALL_CHECKS
     budget: int = 100_000_000  # instructions that one thread may execute
     blocks: tuple[int, ...] | None = None  # linear numbers of the blocks to run; None: all
+    schedule: int | None = None  # seed of the order in which blocks and warps get their turn; None: ascending
 
     @property
     def threads(self) -> int:
@@ -53,6 +54,18 @@ class Launch:
         if not self.shared_dynamic:
             return self.program.shared_static
         return self.program.dynamic_offset + self.shared_dynamic
+
+    def block_order(self) -> np.ndarray:
+        """Linear numbers of the blocks to run, in their order."""
+        chosen = np.arange(self.block_count) if self.blocks is None else np.array(self.blocks, np.int64)
+        return chosen if self.schedule is None else np.random.default_rng(self.schedule).permutation(chosen)
+
+    def warp_order(self) -> np.ndarray:
+        """The warps of a block in their order."""
+        warps = np.arange(-(-self.threads // 32))
+        return (
+            warps if self.schedule is None else np.random.default_rng([self.schedule, 1]).permutation(warps)
+        )
 
     def block_index(self, linear: int) -> Dim3:
         """(x, y, z) of a block's linear number."""

@@ -153,6 +153,7 @@ class Worker:
         self.threads = launch.threads
         self.warps = -(-self.threads // 32)
         self.warp_bytes = run.compiled.warp_bytes
+        self.place = np.argsort(launch.warp_order())
         self.context = _aligned(at.CTX_BYTES)
         self.fields = self.context.view(np.int64)
         self.counters = _aligned(8 * (5 * len(program.blocks) + ACCESS_COUNTERS * len(program.access)))
@@ -251,8 +252,8 @@ class Worker:
             self.words(w, at.WARP_INDEX, 2).view(np.int64)[0] = w
 
     def words(self, warp: int, offset: int, count: int) -> np.ndarray:
-        """int32 words of a warp state."""
-        start = warp * self.warp_bytes + offset
+        """int32 words of a warp's state; the states lie in the order in which warps get their turn."""
+        start = int(self.place[warp]) * self.warp_bytes + offset
         return self.state[start : start + 4 * count].view(np.int32)
 
     def field(self, name: str) -> int:
@@ -387,7 +388,8 @@ class Run:
         self.params = np.frombuffer(launch.params.ljust(8, b"\0"), np.uint8).copy()
         names = sorted(launch.program.variables)
         self.symbols = np.array([addresses[n] for n in names] or [0], np.int64)
-        self.chosen = None if launch.blocks is None else np.array(launch.blocks, np.int64)
+        plain = launch.blocks is None and launch.schedule is None
+        self.chosen = None if plain else launch.block_order().astype(np.int64)
         self.total = launch.block_count if self.chosen is None else len(self.chosen)
         self.stop = np.zeros(1, np.int32)
         self.shared_words = np.zeros(

@@ -179,9 +179,14 @@ class Batch:
         self.blocks = blocks
         n = self.block_count * threads
         warps = -(-threads // 32)
-        self.thread_of = np.tile(np.arange(threads, dtype=np.int64), self.block_count)
+        order = np.concatenate(
+            [np.arange(32 * w, min(32 * w + 32, threads)) for w in self.launch.warp_order()]
+        )
+        sizes = [min(32, threads - 32 * int(w)) for w in self.launch.warp_order()]
+        self.thread_of = np.tile(order.astype(np.int64), self.block_count)
         self.block_of = np.repeat(np.arange(self.block_count, dtype=np.int32), threads)
-        self.warp_of = self.block_of * np.int32(warps) + (self.thread_of // 32).astype(np.int32)
+        place = np.repeat(np.arange(warps, dtype=np.int32), sizes)  # of the warp in the order
+        self.warp_of = self.block_of * np.int32(warps) + np.tile(place, self.block_count)
         self.lane_of = (self.thread_of % 32).astype(np.uint32)
         self.all_lanes = np.arange(n)
         self.lanes = Lanes(self, None)
@@ -918,7 +923,7 @@ class NumpyEngine:
         """Run every block, some at a time. Raises Fault, BudgetError; KeyboardInterrupt passes through."""
         started = time.perf_counter()
         launch = self.launch
-        chosen = np.arange(launch.block_count) if launch.blocks is None else np.array(launch.blocks, np.int64)
+        chosen = launch.block_order()
         per_block = launch.shared_bytes + launch.program.local_bytes * launch.threads
         size = max(1, min(LANES // launch.threads, BATCH_BYTES // max(per_block, 1)))
         for allocation in self.space.allocations:

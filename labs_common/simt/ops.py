@@ -21,7 +21,18 @@ from . import directed, matrix
 from . import vector_math as vm
 from .errors import UnsupportedError
 from .memory import WINDOW, in_space
-from .parse import TYPE_BYTES, Address, Immediate, Instruction, Negated, Pair, Register, Vector
+from .parse import (
+    TYPE_BYTES,
+    Address,
+    Immediate,
+    Instruction,
+    Negated,
+    Pair,
+    Register,
+    Sink,
+    Vector,
+    bits_of,
+)
 from .program import has_result
 from .vector_math import DTYPES
 
@@ -1137,16 +1148,45 @@ def operation(instruction: Instruction) -> Operation:
             message = f"{instruction.name} is not simulated{_why(instruction)}"
             raise UnsupportedError(message, instruction.line, instruction.source)
         _ROWS[key] = row
-    if row.kind in ("alu", "warp"):
-        targets, sources = operands(instruction)
-        expected = len(row.sources)
-        if len(targets) != len(row.results) or len(sources) != expected:
-            raise UnsupportedError(
-                f"{instruction.name} with {len(targets)} results and {len(sources)} sources is not simulated",
-                instruction.line,
-                instruction.source,
-            )
+    if row.kind in ("alu", "warp", "barrier") or (row.kind == "memory" and row.group != "copy"):
+        _check_operands(instruction, row)
     return row
+
+
+def _check_operands(instruction: Instruction, row: Operation) -> None:
+    """Raise where operands are too many or too few, or do not fit the row's types: for both engines alike."""
+    targets, sources = operands(instruction)
+    addresses = [o for o in instruction.operands if isinstance(o, Address)]
+    if row.kind == "memory":
+        sources = [s for s in sources if not isinstance(s, Address)]
+        if any("cache_hint" in m for m in instruction.modifiers):
+            sources = sources[:-1]
+    wrong = None
+    if len(targets) != len(row.results) or len(sources) != len(row.sources):
+        wrong = f"with {len(targets)} results and {len(sources)} sources is not simulated"
+    for target, type_ in zip(targets, row.results, strict=False):
+        if not isinstance(target, Register | Sink):
+            wrong = "a result must be a register"
+        elif isinstance(target, Register) and not _fits(target, type_):
+            wrong = f"a {type_} result does not fit {target.name} of type {target.type}"
+    for source, type_ in zip(sources, row.sources, strict=False):
+        register = source.register if isinstance(source, Negated) else source
+        if isinstance(source, Immediate):
+            bits_of(source, type_, instruction.line)
+        elif isinstance(register, Register) and not _fits(register, type_):
+            wrong = f"{register.name} of type {register.type} is no {type_} operand"
+    for address in addresses:
+        if isinstance(address.base, Register) and not _fits(address.base, "b32"):
+            wrong = f"{address.base.name} of type {address.base.type} is no address"
+    if wrong:
+        raise UnsupportedError(f"{instruction.name}: {wrong}", instruction.line, instruction.source)
+
+
+def _fits(register: Register, type_: str) -> bool:
+    """Whether a value of a type has room in a register; a predicate is like nothing else."""
+    if "pred" in (register.type, type_):
+        return register.type == type_
+    return TYPE_BYTES[type_] <= TYPE_BYTES[register.type]
 
 
 def operands(instruction: Instruction) -> tuple[list, list]:

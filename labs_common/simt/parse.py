@@ -346,9 +346,11 @@ class _Scope:
 
 class _Parser:
     def __init__(self, text: str):
-        if "\0" in text.rstrip("\0"):
-            raise PtxError("the text contains a NUL character; is this a cubin?")
-        self.tokens = _Tokens(text.rstrip("\0"))
+        text = text.rstrip("\0")
+        if "\0" in text:
+            line = text.count("\n", 0, text.index("\0")) + 1
+            raise PtxError("the text contains a NUL character; is this a cubin?", line)
+        self.tokens = _Tokens(text)
         self.module = Module("", "", {}, {}, {})
         self.strings: dict[str, str] = {}  # $L__info_stringN -> its text, from .section .debug_str
         self.location: tuple | None = (
