@@ -40,6 +40,8 @@ run: $(READY)
 	@status=0; \
 	$(VENV_PYTHON) -m labs_common run --save out/counts $(ARGS) || status=$$?; \
 	[ $$status -ne 130 ] || exit 130; \
+	$(VENV_PYTHON) -m labs_common run 1 2 3 4 --problem seed --save out/counts || status=$$?; \
+	[ $$status -ne 130 ] || exit 130; \
 	$(VENV_PYTHON) -m labs_common.notebooks --out out || status=$$?; \
 	exit $$status
 

@@ -1,4 +1,4 @@
-"""Stage 05 measured from every side on a GPU, in one process: ``python -m labs_common.study_partitions DIR``.
+"""Stage 05 measured from every side on a GPU, in one process: ``python -m labs_common.study_partitions DIR [TABLE…]``.
 
 Every table is one interleaved run with its own read ceiling; what fails is printed with its reason, and the
 rest goes on.
@@ -7,6 +7,7 @@ rest goes on.
 from __future__ import annotations
 
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,9 +19,13 @@ import pandas as pd
 from labs_common.baselines import floor_call
 from labs_common.compare import compare
 from labs_common.engines import Engine, GpuEngine
+from labs_common.gpus import gpu_id
 from labs_common.inputs import Inputs, make_inputs
+from labs_common.metrics import select
+from labs_common.ncu import read_profile
 from labs_common.plans import Plan
 from labs_common.problem import LAYOUTS, PRESETS, Problem
+from labs_common.profile import EXTRA_METRICS, capture
 from labs_common.provenance import gpu_provenance, kernel_hash, write_provenance
 from labs_common.reference import reference
 from labs_common.stages import Stage, find_stage
@@ -143,6 +148,20 @@ def layouts(engine: Engine) -> pd.DataFrame:
     return pd.concat(tables)
 
 
+def sectors(engine: Engine) -> pd.DataFrame:
+    """What Nsight Compute counts of stage 05 in every layout, on a ragged problem in half precision."""
+    rows = []
+    for layout in LAYOUTS:
+        problem = PRESETS["ragged"].replace(layout=layout, dtype="float16")
+        with tempfile.TemporaryDirectory() as scratch:
+            report = Path(scratch) / "layout.ncu-rep"
+            capture(find_stage("05"), problem, report, full=False)
+            frame = read_profile(report, source="measured", gpu=gpu_id(engine.device.name), lines=False)
+        chosen = select(frame, metric=[name for name in EXTRA_METRICS if name.endswith(".sum")])
+        rows.append(chosen[["kernel", "metric", "value", "unit"]].assign(problem=str(problem), layout=layout))
+    return pd.concat(rows)
+
+
 def floor(engine: Engine) -> pd.DataFrame:
     """The document's floor in CuPy and torch, eager, against stage 05 eager."""
     problem, stage = PRESETS["long"], find_stage("05")
@@ -218,12 +237,17 @@ def _eager_seconds(xp: Any, call: Callable[[], Any], rounds: int = 11) -> float:
     return float(np.median(seconds[2:]))
 
 
-def main(folder: str) -> None:
-    """Run every table, print it, and write it to ``FOLDER/NAME.csv``."""
+STUDIES = (fp16, fp32, layouts, sectors, floor, sweep)
+
+
+def main(folder: str, names: Sequence[str] = ()) -> None:
+    """Run every table, or those named, print it, and write it to ``FOLDER/NAME.csv``."""
     engine = GpuEngine()
     Path(folder).mkdir(parents=True, exist_ok=True)
     pd.set_option("display.width", 250, "display.max_columns", None, "display.max_rows", None)
-    for study in (fp16, fp32, layouts, floor, sweep):
+    for study in STUDIES:
+        if names and study.__name__ not in names:
+            continue
         try:
             table = study(engine)
         except Exception:  # one table's failure must not cost the others
@@ -241,4 +265,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "out/partitions")
+    main(sys.argv[1] if len(sys.argv) > 1 else "out/partitions", sys.argv[2:])
