@@ -1,4 +1,4 @@
-"""Stage 05 measured from every side on a GPU, in one process: ``python -m labs_common.study_partitions DIR [TABLE…]``.
+"""Stage 05 measured from every side on a GPU: ``python -m labs_common.study_partitions DIR [TABLE…]``.
 
 Every table is one interleaved run with its own read ceiling; what fails is printed with its reason, and the
 rest goes on.
