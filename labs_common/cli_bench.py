@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,13 +25,19 @@ def simulator(
     ] = None,
     problem: Annotated[str, typer.Option(help=f"one of {', '.join(PRESETS)}")] = "seed",
     blocks: Annotated[int, typer.Option(help="blocks of each grid to run; 0 runs all")] = 64,
+    numba: Annotated[
+        bool, typer.Option("--numba", help="only stage 00 on tiny, beside numba's CUDA simulator")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
     """How fast the simulator runs each stage: counters on, with memcheck or all checks, on 1 core or all."""
     from labs_common.simt import benchmark
     from labs_common.simt.launch import ALL_CHECKS
-    from labs_common.simulator_benchmark import stage_cases
+    from labs_common.simulator_benchmark import beside_numba, stage_cases
 
+    if numba:
+        _show(beside_numba(find_problem("tiny")), as_json)
+        return
     chosen = [find_stage(name) for name in stages] if stages else list(STAGES[1:5])
     cases = [case.sampled(blocks or None) for case in stage_cases(chosen, find_problem(problem))]
     counted = [case.checked_by({"memcheck"}) for case in cases]
@@ -46,22 +53,62 @@ def simulator(
         rows.append(
             {"stage": case.stage, "problem": case.problem, "engine": "llvm", "cores": cores, "speedup": ratio}
         )
+    _show(rows, as_json)
+
+
+def _show(rows: list[dict], as_json: bool) -> None:
+    """Rows of the simulator's benchmark, as a table or as JSON."""
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    table = Table("stage", "engine", "cores", "checks", "G lane-instructions/s", "whole grid", "x one core")
+    beside = any("times_numba" in row for row in rows)
+    ratio = "times_numba" if beside else "speedup"
+    table = Table(
+        *("stage", "engine", "cores", "checks", "G lane-instructions/s", "whole grid"),
+        "x numba" if beside else "x one core",
+    )
     for row in rows:
         rate = row.get("lane_instructions_per_s")
         table.add_row(
             row["stage"],
             row["engine"],
             str(row["cores"]),
-            "all" if len(row.get("checks", ())) > 1 else "memcheck",
-            f"{rate / 1e9:.2f}" if rate else "",
-            f"{row['grid_seconds']:.1f} s" if rate else "",
-            f"{row['speedup']:.2f}" if "speedup" in row else "",
+            {0: "none", 1: "memcheck"}.get(len(row.get("checks", "?")), "all"),
+            f"{rate / 1e9:.3g}" if rate else "",
+            f"{row['grid_seconds']:.3g} s" if rate else "",
+            f"{row[ratio]:,.2f}" if ratio in row else "",
         )
     console.print(table)
+
+
+@app.command()
+def fuzz(
+    seconds: Annotated[float, typer.Option(help="after which no further case begins")] = 60,
+    seed: Annotated[int | None, typer.Option(help="of the first case; each next one adds 1")] = None,
+    cases: Annotated[int | None, typer.Option(help="cases at most; 1 repeats a single seed")] = None,
+    out: Annotated[Path, typer.Option(help="folder for the texts of cases that fail")] = Path("out/fuzz"),
+) -> None:
+    """Random bytes, mutated PTX and mutated kernels through both engines: no crash, no hang, no silence."""
+    import secrets
+
+    from labs_common.fuzz import Report, fuzz
+
+    first = secrets.randbelow(2**31) if seed is None else seed
+    console.print(f"seeds from {first}")
+    with console.status("fuzzing") as status:
+
+        def tell(report: Report) -> None:
+            counts = ", ".join(f"{number} {kind}" for kind, number in sorted(report.counts.items()))
+            status.update(f"{report.cases} cases: {counts}")
+
+        report = fuzz(seconds, first, out, tell, cases)
+    console.print(report.summary(), highlight=False, markup=False)
+    for case, outcome in report.failures:
+        console.print(f"\nseed {case.seed}, {case.kind} of {case.origin}:", style="red")
+        console.print(outcome.words[:2000], markup=False)
+    if report.failures:
+        console.print(f"texts are in {out}; one alone: palab bench fuzz --cases 1 --seed SEED")
+    raise typer.Exit(1 if report.failures else 0)
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """`palab bench fuzz`: texts that nobody would write, through both engines, in a process that may die.
 
 Every case must end in an error that names a line and a reason, or in a run on which both engines agree:
-counts, findings, and every byte of memory. Cases follow from their seed alone. A case runs in a child process,
-so that a crash and a hang are results too.
+counts, findings, and every byte of memory. Cases follow from their seed alone. A case runs in a child
+process, so that a crash and a hang are results too.
 """
 
 from __future__ import annotations
@@ -102,6 +102,22 @@ class Report:
     def cases(self) -> int:
         """How many there were."""
         return sum(self.counts.values())
+
+    def summary(self) -> str:
+        """What came out, in a sentence or two."""
+        words = {
+            "refused": "refused with line and reason",
+            "stopped": "stopped with line and reason",
+            "ran": "ran, the engines agreeing",
+            "order": "agreeing on one warp, depending on the order of several",
+            "failed": "FAILED",
+        }
+        counts = ", ".join(f"{self.counts[kind]} {words[kind]}" for kind in words if self.counts[kind])
+        last = self.first_seed + self.cases - 1
+        slow = ", ".join(str(case.seed) for case in self.compilers)
+        return f"{self.cases} cases, seeds {self.first_seed} to {last}: {counts}" + (
+            f"; NVRTC did not end within {LIMIT_S} s on seeds {slow}" if slow else ""
+        )
 
 
 @functools.cache
