@@ -266,8 +266,11 @@ def _model_row(case: Case, rules: Rules, row: int, output: np.ndarray, binding: 
         # A split whose every score is NaN keeps the maximum -INFINITY; whether it is then skipped is open.
         outside |= len(tokens) > 0 and np.isnan(scores).all(axis=(1, 2)) & (case.work.splits > 1)
     maxima, sums, values = (np.stack(part) for part in zip(*parts, strict=True))
-    chosen = list(rules.merged(len(parts))) or [0]
-    total, weighted = _merge(rules, maxima[chosen], sums[chosen], values[chosen])
+    chosen = list(rules.merged(len(parts)))
+    if chosen:
+        total, weighted = _merge(rules, maxima[chosen], sums[chosen], values[chosen])
+    else:
+        total, weighted = np.zeros_like(sums[0]), np.zeros_like(values[0])
     total = np.broadcast_to(total, weighted.shape)
     result = weighted / total if rules.divide else weighted
     nothing = (total == 0) | ~np.isfinite(total) | ~np.isfinite(weighted)

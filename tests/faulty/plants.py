@@ -378,6 +378,81 @@ PLANTS: tuple[Plant, ...] = (
     ("memcheck", "24", (("chunk < chunks ?", "true ?"),)),
 )
 
+# Stage 05: sizes are macros, a block owns a key/value head, partitions are runs of tokens.
+LENGTH_5 = "in.context_lengths[blockIdx.y]"
+PAGE_5 = "physical_page(problem, in, sequence, page)"
+SCORE_5 = "transpose_sum<HEAD_SLOTS, HEADS>(products) * problem.scale"
+HEAD_5 = "kv_head * GROUP_SIZE + min(first_head + h, GROUP_SIZE - 1)"
+VALID_5 = "const bool valid = tile + warp_token + s * STEP_TOKENS + lane / HEAD_SLOTS < end;"
+USED_5 = "const int used = (in.context_lengths[blockIdx.y] + PARTITION_TOKENS - 1) / PARTITION_TOKENS;"
+PLANTS += (
+    ("unscaled", "5", ((SCORE_5, "transpose_sum<HEAD_SLOTS, HEADS>(products)"),)),
+    ("max_not_subtracted", "5", (("const float max = fmaxf(a.max, b.max);", "const float max = 0.0f;"),)),
+    (
+        "max_starts_at_zero",
+        "5",
+        (("Partial running = {-INFINITY, 0.0f};", "Partial running = {0.0f, 0.0f};"),),
+    ),
+    ("sum_not_divided", "5", (("whole.sum > 0.0f ? 1.0f / whole.sum", "whole.sum > 0.0f ? 1.0f"),)),
+    ("empty_context", "5", (("whole.sum > 0.0f ? 1.0f / whole.sum : 0.0f", "1.0f / whole.sum"),)),
+    ("last_partial_page_dropped", "5", ((LENGTH_5, f"({LENGTH_5} / PAGE_SIZE * PAGE_SIZE)"),)),
+    ("past_context_end", "5", ((LENGTH_5, f"(({LENGTH_5} + PAGE_SIZE - 1) / PAGE_SIZE * PAGE_SIZE)"),)),
+    ("last_token_skipped", "5", ((LENGTH_5, f"({LENGTH_5} - 1)"),)),
+    (
+        "first_token_skipped",
+        "5",
+        ((VALID_5, VALID_5.replace("< end", "< end && tile + warp_token + lane / HEAD_SLOTS > 0")),),
+    ),
+    (
+        "pages_reversed",
+        "5",
+        ((PAGE_5, PAGE_5.replace("page)", "(in.context_lengths[sequence] - 1) / PAGE_SIZE - page)")),),
+    ),
+    ("table_ignored", "5", ((PAGE_5, "page"),)),
+    ("length_of_sequence_0", "5", ((LENGTH_5, "in.context_lengths[0]"),)),
+    (
+        "keys_and_values_swapped",
+        "5",
+        (("copy_keys<", "copy_others<"), ("copy_values<", "copy_keys<"), ("copy_others<", "copy_values<")),
+    ),
+    (
+        "kv_head_by_modulo",
+        "5",
+        (
+            (HEAD_5, "min(first_head + h, GROUP_SIZE - 1) * problem.kv_heads + kv_head"),
+            ("blockIdx.x * GROUP_SIZE + head", "head * problem.kv_heads + blockIdx.x"),
+        ),
+    ),
+    ("kv_head_0", "5", ((f"{PAGE_5}, kv_head)", f"{PAGE_5}, 0)"),)),
+    ("query_of_group_first", "5", ((HEAD_5, "kv_head * GROUP_SIZE"),)),
+    (
+        "query_of_sequence_0",
+        "5",
+        (("query_offset(problem, sequence, head)", "query_offset(problem, 0, head)"),),
+    ),
+    ("first_split_only", "5", ((USED_5, "const int used = min(1, in.context_lengths[blockIdx.y]);"),)),
+    (
+        "last_split_dropped",
+        "5",
+        ((USED_5, USED_5.replace("= (", "= min(partitions - 1, (").replace("TOKENS;", "TOKENS);")),),
+    ),
+    (
+        "racecheck",
+        "5",
+        (("__syncthreads();  // the values are complete, and every warp is done with the keys", ""),),
+    ),
+    (
+        "racecheck",
+        "5",
+        (
+            (
+                "    wait_for_copies();\n    __syncthreads();  // the keys are complete",
+                "    wait_for_copies();\n    // the keys are complete",
+            ),
+        ),
+    ),
+)
+
 REVERSE_TOKENS_12 = (
     (
         "size_t at = cache_offset(problem, page, 0, kv_head)",
@@ -416,7 +491,13 @@ HONEST: tuple[Plant, ...] = (
             ("token % problem.page_size", "(context - 1 - token) % problem.page_size"),
         ),
     ),
-    ("expf in place of __expf", "01234", (("__expf(", "expf("),)),
+    ("expf in place of __expf", "012345", (("__expf(", "expf("),)),
+    (
+        "rescaled whether or not the maximum grew",
+        "5",
+        (("if (__any_sync(FULL_WARP, keep != 1.0f)) {", "{"),),
+    ),
+    ("four tokens of partials at a time, not unrolled", "5", (("#pragma unroll 4", "#pragma unroll 1"),)),
     (
         "splits merged backwards",
         "4",
