@@ -2,7 +2,7 @@
 // Each begins with a line "// kernel: name". All have the same parameters, arrays of 256 elements, and one block.
 
 // kernel: reduce
-#define COUNT 64
+#define COUNT 96
 __device__ float twice(float x) { return x + x; }
 extern "C" __global__ void k(const float* in, const int* numbers, float* out, int* slots) {
   __shared__ float partial[COUNT];
@@ -82,8 +82,8 @@ extern "C" __global__ void k(const float* in, const int* numbers, float* out, in
   const double d = in[t] * 1.5 + numbers[t];
   out[t] = (float)(d / (numbers[t + 2] | 1));
   slots[t] = (int)(a / (numbers[t + 3] | 1)) ^ (int)(b % 77) ^ (int)__umulhi((unsigned)a, 12345u);
-  slots[t + 64] = __byte_perm(numbers[t], numbers[t + 1], 0x3715) + __brev(numbers[t]) + __clz(numbers[t]);
-  slots[t + 128] = (short)numbers[t] * (unsigned char)numbers[t + 1];
+  slots[t + 96] = __byte_perm(numbers[t], numbers[t + 1], 0x3715) + __brev(numbers[t]) + __clz(numbers[t])
+                + (short)numbers[t] * (unsigned char)numbers[t + 1];
   if (t == 31) printf("t %d d %f s %s\n", t, d, "x");
 }
 
@@ -102,10 +102,10 @@ extern "C" __global__ void k(const float* in, const int* numbers, float* out, in
 
 // kernel: copies
 extern "C" __global__ void k(const float* in, const int* numbers, float* out, int* slots) {
-  __shared__ float4 ring[2][64];
+  __shared__ float4 ring[2][96];
   const int t = threadIdx.x;
   for (int stage = 0; stage < 2; ++stage) {
-    const unsigned to = __cvta_generic_to_shared(&ring[stage][t % 64]);
+    const unsigned to = __cvta_generic_to_shared(&ring[stage][t]);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(in + 4 * (t % 64)) : "memory");
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
@@ -114,7 +114,7 @@ extern "C" __global__ void k(const float* in, const int* numbers, float* out, in
   out[t] = ring[0][(t + 3) % blockDim.x].y;
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
-  out[t + 96] = ring[1][t % 64].x;
+  out[t + 96] = ring[1][t].x;
 }
 
 // kernel: warps
