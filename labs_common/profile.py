@@ -19,7 +19,7 @@ from pathlib import Path
 from labs_common import metric_names as names
 from labs_common.doctor import NO_NCU, find_ncu
 from labs_common.metrics import Metrics, select
-from labs_common.ncu import log_problem, read_profile
+from labs_common.ncu import compact, log_problem, read_profile
 from labs_common.ncu_rows import ProfileError
 from labs_common.problem import Problem
 from labs_common.source import KERNELS, NEUTRAL_FOLDER
@@ -61,6 +61,8 @@ def measure(
 ) -> Metrics:
     """Profile one call of a stage on this machine's GPU, and read the report: source "measured", tool "ncu".
 
+    The figures are those of whole kernels that a recorded set keeps; a report that is kept has them by line.
+
     Args:
         stage, problem, options, on_progress: as of `capture`.
         keep: where the report is kept, a ``.ncu-rep``; by default it is deleted.
@@ -71,7 +73,9 @@ def measure(
     """
     with tempfile.TemporaryDirectory() as scratch:
         report = capture(stage, problem, keep or Path(scratch) / "profile.ncu-rep", options, on_progress)
-        table = read_profile(report, source="measured", stage=stage.id, problem=problem.name)
+        table = read_profile(
+            report, source="measured", stage=stage.id, problem=problem.name, only=compact(), lines=False
+        )
     refuse_empty(table)
     return table
 
