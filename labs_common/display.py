@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -18,10 +19,14 @@ from labs_common.chart_style import Chart
 # Where an output's metadata keep the chart's figures; pictures differ with every version of matplotlib,
 # figures only when something changed.
 DATA_KEY = "palab_chart"
+DESCRIPTION = "the chart in words"
 
 
 def show(chart: Chart) -> None:
-    """Display a chart in a notebook, with alt text, and with its figures in the output's metadata."""
+    """Display a chart in a notebook, with alt text, and with its figures in the output's metadata.
+
+    JupyterLab gives pictures no alt text, so that the same words follow in a part that can be opened.
+    """
     from IPython.display import display
 
     words = chart.alt_text()
@@ -30,6 +35,8 @@ def show(chart: Chart) -> None:
         raw=True,
         metadata={"image/png": {"alt": words}, DATA_KEY: chart_data(chart)},
     )
+    details = f"<details><summary>{DESCRIPTION}</summary><p>{html.escape(words)}</p></details>"
+    display({"text/html": details, "text/plain": DESCRIPTION}, raw=True)
 
 
 def chart_data(figure: Figure) -> list[dict[str, Any]]:
