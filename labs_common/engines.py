@@ -166,10 +166,8 @@ class Engine:
             if launch.shared_bytes > 48 * 1024:
                 kernels[launch.entry].max_dynamic_shared_size_bytes = launch.shared_bytes
         arrays = arrays or self.upload(inputs)
-        output = self.xp.full(inputs.query.shape, np.nan, dtype=inputs.query.dtype)
-        scratch = {
-            name: self.xp.full(shape, np.nan, dtype=np.float32) for name, shape in plan.scratch.items()
-        }
+        output = self.poisoned(inputs.query.shape, inputs.query.dtype, "output")
+        scratch = {name: self.poisoned(shape, np.float32, name) for name, shape in plan.scratch.items()}
         scratch |= {name: self.xp.zeros(shape, dtype=np.int32) for name, shape in plan.counters.items()}
         arguments = [problem_struct(problem, inputs), pointer_struct(arrays), output]
         if scratch:
