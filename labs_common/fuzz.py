@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from labs_common.compiler import CompileError, compile_ptx
+from labs_common import zig
+from labs_common.compiler import DEFAULT_ARCH, CompileError, compile_ptx
 from labs_common.engines import SimulatorEngine
 from labs_common.inputs import make_inputs
 from labs_common.mutate import mutate_cuda, mutate_ptx, random_text
@@ -44,6 +45,7 @@ KERNELS = Path(__file__).resolve().parent / "fuzz_kernels.cu"
 ENGINES = ("numpy", "llvm")
 KINDS = {"bytes": 0.1, "ptx": 0.5, "kernel": 0.4}  # and how often
 STAGE_SHARE = 0.2  # of mutated texts that come from a stage
+ZIG_SHARE = 0.3  # of mutated PTX texts of small kernels that come from the other front end, if it is there
 BUDGET = 20_000  # instructions of a thread: enough for each of the originals
 ELEMENTS = 256  # of each array of a small kernel
 LIMIT_S = 60  # of one case's compilation, and of its runs
@@ -128,7 +130,7 @@ def small_kernels() -> dict[str, str]:
 
 
 def make_case(seed: int) -> Case:
-    """The case of a seed; the same in every process and on every machine with the same NVRTC."""
+    """The case of a seed; the same in every process, and on every machine with the same compilers."""
     rng = random.Random(seed)
     kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
     if kind == "bytes":
@@ -143,7 +145,9 @@ def make_case(seed: int) -> Case:
         origin = rng.choice(list(small_kernels()))
         text = small_kernels()[origin]
         if kind == "ptx":
-            text = compile_ptx(Source(f"{origin}.cu", text))
+            by_zig = rng.random() < ZIG_SHARE and zig.available()
+            source = Source(f"{origin}.cu", text)
+            text = zig.compile_ptx(source, {}, DEFAULT_ARCH) if by_zig else compile_ptx(source)
     changed = mutate_ptx(rng, text) if kind == "ptx" else mutate_cuda(rng, text)
     return Case(seed, kind, origin, changed, stage, threads)
 
@@ -168,12 +172,12 @@ def compiled(case: Case) -> str | Outcome:
 
 def judge(case: Case, ptx: str) -> Outcome:
     """Run a case's PTX on both engines and compare."""
-    seen = {engine: _observe(case, ptx, engine, case.threads) for engine in ENGINES}
-    outcome = _verdict(*(seen[engine] for engine in ENGINES))
-    if outcome.kind != "failed" or case.threads == 32 or any(s.failed for s in seen.values()):
+    seen = _both(case, ptx, case.threads)
+    outcome = _verdict(*seen)
+    if outcome.kind != "failed" or case.threads == 32 or any(one.failed for one in seen):
         return outcome
     # Warps of a block, and blocks, have no order: a kernel that depends on it is no proof against an engine.
-    alone = _verdict(*(_observe(case, ptx, engine, 32) for engine in ENGINES))
+    alone = _verdict(*_both(case, ptx, 32))
     return alone if alone.kind == "failed" else Outcome("order", outcome.words)
 
 
@@ -275,6 +279,14 @@ class _Seen:
     printed: str = ""
 
 
+def _both(case: Case, ptx: str, threads: int) -> list[_Seen]:
+    seen = [_observe(case, ptx, engine, threads, BUDGET) for engine in ENGINES]
+    if sum(one.error.startswith("BudgetError") for one in seen) == 1:
+        # One engine looks at the budget at every block, the other where it branches back: give both more.
+        seen = [_observe(case, ptx, engine, threads, 4 * BUDGET) for engine in ENGINES]
+    return seen
+
+
 def _verdict(first: _Seen, second: _Seen) -> Outcome:
     for name, seen in zip(ENGINES, (first, second), strict=True):
         if seen.failed:
@@ -296,14 +308,16 @@ def _only(some: Any, others: Any) -> Any:
     return [one for one in some if one not in others] or some if isinstance(some, tuple) else some
 
 
-def _observe(case: Case, ptx: str, engine: str, threads: int) -> _Seen:
+def _observe(case: Case, ptx: str, engine: str, threads: int, budget: int) -> _Seen:
     printed = io.StringIO()
     try:
         with _same_addresses(), contextlib.redirect_stdout(printed):
-            return replace(_run(case, ptx, engine, threads), printed=printed.getvalue())
-    except (Fault, BudgetError) as error:
-        named = error.finding.line > 0 if isinstance(error, Fault) else re.search(r":\d+", str(error))
-        return _Seen(f"{type(error).__name__}: {error}", failed=not named)
+            return replace(_run(case, ptx, engine, threads, budget), printed=printed.getvalue())
+    except Fault as error:
+        return _Seen(f"{type(error).__name__}: {error}", failed=error.finding.line < 1)
+    except BudgetError as error:
+        what, _, place = str(error).partition(" and is at ")  # somewhere in the loop
+        return _Seen(f"BudgetError: {what}", failed=not re.search(r":[1-9]", place))
     except PtxError as error:
         return _Seen(f"{type(error).__name__}: {error}", refused=True, failed=error.line < 1)
     except LaunchError as error:
@@ -327,9 +341,9 @@ def _same_addresses() -> Iterator[None]:
         SPACE._next = start
 
 
-def _run(case: Case, ptx: str, engine: str, threads: int) -> _Seen:
+def _run(case: Case, ptx: str, engine: str, threads: int, budget: int) -> _Seen:
     parse(ptx)  # RawModule takes what has no .version for CUDA
-    keep, results = _launch(case, ptx, engine, threads)
+    keep, results = _launch(case, ptx, engine, threads, budget)
     memory = tuple(hashlib.sha256(a.host.tobytes()).hexdigest()[:12] for a in SPACE.allocations)
     del keep
     counts = [(*result.counters.totals().items(), *result.counters.by_line()) for result in results]
@@ -340,9 +354,9 @@ def _run(case: Case, ptx: str, engine: str, threads: int) -> _Seen:
     )
 
 
-def _launch(case: Case, ptx: str, engine: str, threads: int) -> tuple[Any, list[Result]]:
+def _launch(case: Case, ptx: str, engine: str, threads: int, budget: int) -> tuple[Any, list[Result]]:
     """Launch, and return what must be kept alive, and the results."""
-    module = RawModule(ptx, engine=engine, budget=BUDGET)
+    module = RawModule(ptx, engine=engine, budget=budget)
     if case.stage is not None:
         problem = ONE_WARP if threads == 32 else WARPS
         call = _TextEngine(module).prepare(case.stage, problem, make_inputs(problem))
