@@ -9,20 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from labs_common.engines import Engine
-from labs_common.faults import (
-    FAULTS,
-    PROBES,
-    RIGHT,
-    WEIGHTS,
-    Case,
-    Fault,
-    Modelled,
-    Probe,
-    fits,
-    probe_models,
-    work_of,
-)
+from labs_common.fault_model import RIGHT, Case, Modelled, fits, work_of
+from labs_common.faults import FAULTS, Fault, probe_models
 from labs_common.plans import Device
+from labs_common.probes import PROBES, WEIGHTS, Probe
 from labs_common.problem import Problem
 from labs_common.simt.errors import Fault as EngineFault
 from labs_common.simt.errors import Finding, LaunchError, SimulationError

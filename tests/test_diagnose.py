@@ -8,7 +8,8 @@ from faulty.plants import HONEST, PLANTS, SCORE_01, planted
 
 from labs_common.check import CHECK_PROBLEMS, check
 from labs_common.diagnose import describe_wrong, diagnose, diagnose_kernel, run_probes
-from labs_common.faults import FAULTS, PROBES, probe_models
+from labs_common.faults import FAULTS, probe_models
+from labs_common.probes import PROBES
 from labs_common.problem import Problem
 from labs_common.source import Source
 from labs_common.stages import STAGES, find_stage

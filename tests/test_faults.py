@@ -6,21 +6,10 @@ import itertools
 import numpy as np
 import pytest
 
-from labs_common.faults import (
-    EXACT,
-    FAULTS,
-    PROBES,
-    RIGHT,
-    TOPICS,
-    Case,
-    fits,
-    model,
-    probe_models,
-    told_apart,
-    work_of,
-    wrong_reference,
-)
+from labs_common.fault_model import EXACT, RIGHT, Case, fits, model, told_apart, work_of
+from labs_common.faults import FAULTS, TOPICS, probe_models, wrong_reference
 from labs_common.inputs import make_inputs
+from labs_common.probes import PROBES
 from labs_common.problem import Problem
 from labs_common.reference import reference
 from labs_common.stages import STAGES, find_stage
