@@ -97,7 +97,9 @@ def stage_progression(frame: Metrics, metrics: tuple[str, ...] = PROGRESSION) ->
 
 def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]], drawn: list[Group]) -> str:
     """One panel of `stage_progression`; gives its figures in words."""
-    width, turn = 0.8 / len(drawn), 0 if len(drawn) * len(kernels) <= MOST_UPRIGHT else 90
+    width = 0.8 / len(drawn)
+    apart = PANEL_WIDTH_POINTS / (len(kernels) + 0.2) * (1 if len(drawn) == 1 else width)
+    turn = 0 if apart >= WIDEST_LABEL_POINTS else 90
     unit, spoken = "", []
     labels: list[tuple[float, str]] = []
     totals = (
@@ -153,7 +155,9 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
 
 PANEL_POINTS = 130.0  # height of a panel of `stage_progression`, roughly
 CHARACTER_POINTS, LINE_POINTS = 3.6, 9.0  # of a bar's label
-MOST_UPRIGHT = 6  # bars of a panel whose labels fit side by side
+PANEL_WIDTH_POINTS = 290.0
+WIDEST_LABEL_POINTS = 44.0  # such as "38.7 of 50"
+MOST_UPRIGHT = 6  # kernels whose names fit side by side
 
 
 def _scale(axes: Axes, unit: str, logarithmic: bool, labels: list[tuple[float, str]], turned: bool) -> None:

@@ -37,7 +37,7 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], widt
 
 def wrapped(text: str) -> str:
     """A title in lines that fit a chart's width."""
-    return textwrap.fill(text, 112)
+    return textwrap.fill(text, 98)
 
 
 def tokens(count: int) -> str:

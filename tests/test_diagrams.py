@@ -1,6 +1,7 @@
 """Diagrams show the problem they were drawn from; expected figures are worked out by hand."""
 
 import pytest
+from test_charts import inside
 
 from labs_common import diagrams
 from labs_common.display import chart_data
@@ -79,6 +80,7 @@ def test_ownership_draws_every_stage(stage):
     chart = diagrams.ownership(stage, RAGGED)
     launch = stage.plan(RAGGED).launches[0]
 
+    inside(chart)
     assert f"{launch.block[0]} threads" in chart.alt_text()
     assert f"= {launch.grid[0] * launch.grid[1] * launch.grid[2]:,} blocks" in texts(chart).replace("\n", " ")
 
