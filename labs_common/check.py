@@ -49,8 +49,9 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Right, and nothing found."""
-        return self.verdict is not None and self.verdict.ok and not self.findings
+        """Right, and no error found; a warning does not count against a kernel."""
+        errors = [finding for finding in self.findings if finding.severity == "error"]
+        return self.verdict is not None and self.verdict.ok and not errors
 
 
 @dataclass(frozen=True, repr=False)
