@@ -15,7 +15,7 @@ console = open_console()
 
 
 def grade(
-    submissions: Annotated[Path, typer.Argument(help="folder of submissions, one file, or an earlier --out")],
+    submissions: Annotated[Path, typer.Argument(help="folder of submissions, or one file")],
     out: Annotated[Path, typer.Option(help="folder for marks, feedback and the class report")],
     assignment: Annotated[Path | None, typer.Option(help="rubric (TOML); the lab's own by default")] = None,
     stage: Annotated[
@@ -24,9 +24,12 @@ def grade(
     gpu: Annotated[bool, typer.Option(help="mark speed too, on this machine's or the workers' GPU")] = False,
     workers: Annotated[int | None, typer.Option(help="local processes; by default one a core")] = None,
     scheduler: Annotated[str | None, typer.Option(help="address of a Dask scheduler to grade on")] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="repeat an earlier run: its --out in place of submissions")
+    ] = False,
     by_hand: Annotated[Path | None, typer.Option(help="CSV with student, answer, points")] = None,
 ) -> None:
-    """Grade a class. A run that was stopped goes on where it was; an earlier --out is graded again."""
+    """Grade a class. A run that was stopped goes on where it was."""
     from labs_common.grading.class_run import grade_class
     from labs_common.grading.schedulers import DaskScheduler, LocalScheduler
 
@@ -44,7 +47,16 @@ def grade(
                 progress.update(bar, advance=1, last=escape(last[:40]))
 
             summary = grade_class(
-                submissions, out, assignment, tuple(stage or ()), where, gpu, by_hand, None, started, finished
+                submissions,
+                out,
+                assignment,
+                tuple(stage or ()),
+                where,
+                gpu,
+                by_hand,
+                again,
+                on_start=started,
+                on_done=finished,
             )
     finally:
         where.close()

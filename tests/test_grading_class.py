@@ -116,12 +116,22 @@ def test_what_was_handed_in_anew_is_graded_anew(graded, tmp_path):
 def test_a_bundle_gives_the_same_marks(graded, tmp_path):
     root, first = graded
 
-    again = grade_class(root / "out", tmp_path / "again", scheduler=Inline())
+    again = grade_class(root / "out", tmp_path / "again", scheduler=Inline(), again=True)
 
     assert again.graded == len(first.records)
     assert again.differing == ()
     assert differing_marks(first.records, again.records) == []
     assert Store(tmp_path / "again").head()["seed"] == Store(root / "out").head()["seed"]
+
+
+def test_a_bundle_is_not_taken_for_submissions(graded, tmp_path):
+    """A student who hands in a folder with a bundle in it chooses neither seed nor rubric."""
+    root, _ = graded
+
+    with pytest.raises(ValueError, match="say --again"):
+        grade_class(root / "out", tmp_path / "out", scheduler=Inline())
+    with pytest.raises(ValueError, match="is no grading bundle"):
+        grade_class(root / "submissions", tmp_path / "out", scheduler=Inline(), again=True)
 
 
 def test_other_marks_are_noticed(graded):
@@ -162,15 +172,15 @@ def test_points_by_hand(graded, tmp_path):
     hand = tmp_path / "hand.csv"
     hand.write_text("student,answer,points\nБорис,b,2.5\n", encoding="utf-8-sig")
     out = tmp_path / "out"
-    grade_class(root / "out", out, scheduler=Inline())
+    grade_class(root / "out", out, scheduler=Inline(), again=True)
 
-    again = grade_class(root / "out", out, scheduler=Inline(), by_hand=hand)
+    again = grade_class(root / "out", out, scheduler=Inline(), again=True, by_hand=hand)
 
     assert again.graded == 1
     assert totals(again)["Борис"] == 4.5
     hand.write_text("student,points\nx,1\n")
     with pytest.raises(ValueError, match="no column answer"):
-        grade_class(root / "out", out, scheduler=Inline(), by_hand=hand)
+        grade_class(root / "out", out, scheduler=Inline(), again=True, by_hand=hand)
 
 
 # ---- what is written -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ STAGE = find_stage("02")
 
 @pytest.fixture(scope="module")
 def sandbox():
-    with Sandbox(Limits(cpu_s=20)) as one:
+    with Sandbox(Limits(total_cpu_s=77)) as one:
         yield one
 
 
@@ -232,7 +232,7 @@ def test_what_a_child_may_do(sandbox):
 
     assert limits["Max file size"][0] == "0"
     assert limits["Max core file size"][0] == "0"
-    assert limits["Max cpu time"][0] == "20"
+    assert limits["Max cpu time"][0] == "77"
     assert int(limits["Max open files"][0]) == 64
     assert int(limits["Max address space"][0]) < 64 << 30
     assert status["NoNewPrivs"].strip() == "1"

@@ -24,6 +24,8 @@ REACHES_A_FILE = {
     "has_include in a macro": '#define ASK __has_include("/etc/passwd")\n',
     "embed": '#embed "/etc/passwd"\n',
     "import": '#import "/etc/passwd"\n',
+    "line": '#line 1 "/etc/passwd"\nint a = ;\n',
+    "line marker": '# 1 "/etc/passwd"\nint a = ;\n',
     "include_next": "#include_next <stdio.h>\n",
     "parent folder": '#include "../../../etc/passwd"\n',
     "a lab header's name elsewhere": '#include "/tmp/paged_attention.cuh"\n',

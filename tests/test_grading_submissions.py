@@ -10,7 +10,10 @@ import zipfile
 import pytest
 
 from labs_common.grading import archives
+from labs_common.grading.answers import mark_answers
 from labs_common.grading.notebook_cells import read_notebook
+from labs_common.grading.rubric import AnswerKey
+from labs_common.grading.safety import refusals
 from labs_common.grading.submissions import find_submissions
 from labs_common.stages import find_stage
 
@@ -93,6 +96,56 @@ def test_two_submissions_of_one_name_stay_apart(tmp_path):
 
     assert [s.student for s in found] == ["anna.cu", "anna.zip"]
     assert len({s.slug for s in found}) == 2
+
+
+def test_names_that_read_alike_stay_apart(tmp_path):
+    """The same letters, composed and decomposed: one would be graded in the other's place."""
+    for name in ("Ren\u00e9", "Rene\u0301"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "02_vectorized.cu").write_text(KERNEL)
+
+    found = find_submissions(tmp_path)
+
+    assert len({s.student for s in found}) == len({s.slug for s in found}) == 2
+    assert all("reads Ren\u00e9 too" in s.suspicious[0] for s in found)
+
+
+def test_a_student_called_submitted_hides_nobody(tmp_path):
+    for name in ("submitted", "anna"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "02_vectorized.cu").write_text(KERNEL)
+
+    assert [s.student for s in find_submissions(tmp_path)] == ["anna", "submitted"]
+
+
+HOSTILE_TEXTS = {
+    "entries": "__global__ void paged_attention_" * 30_000,
+    "keywords": "__global__ " * 90_000,
+    "newlines": "__global__ void f() {}\n" + "\n" * 1_000_000,
+    "quotes": '"""__global__' * 60_000 + "'''" * 60_000,
+    "backslashes": "__global__" + "\\ " * 400_000,
+    "blanks": "__global__" + " " * 1_000_000,
+    "stars": "__global__" + "/*" * 500_000,
+    "digits": "1" * 1_000_000,
+    "writefile": "%%writefile " + "a" * 1_000_000,
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
+def test_no_text_takes_long_to_read(tmp_path, text):
+    """A megabyte is read in a blink unless an expression goes over it again for every position."""
+    (tmp_path / "a.cu").write_text(text)
+    (tmp_path / "b.ipynb").write_text(
+        notebook(
+            cell(text, tags=["palab:kernel:02"]), cell(text, "markdown"), cell(text, tags=["palab:answer:a"])
+        )
+    )
+
+    for submission in find_submissions(tmp_path):
+        for kernel in submission.kernels.values():
+            refusals(kernel.text)
+        mark_answers(submission.answers, {"a": AnswerKey(1, "number", value=1, factor=2)})
 
 
 @pytest.mark.parametrize("name", ["Анна Петрова", "山田", "a b", "=cmd()", "x" * 200, "a\nb", "é", "e\u0301"])

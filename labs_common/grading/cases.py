@@ -123,7 +123,7 @@ def _partial_page(kind: str, random: np.random.Generator) -> list[Case]:
 
 def _empty(kind: str, random: np.random.Generator) -> list[Case]:
     lengths = random.permutation([0, 1, 16, 0, int(random.integers(20, 60))])
-    return _simple(kind, random, Problem(4, 1, 64, 16, tuple(int(n) for n in lengths)))
+    return _simple(kind, random, Problem(4, 2, 64, 16, tuple(int(n) for n in lengths)))
 
 
 def _head_dim(kind: str, random: np.random.Generator) -> list[Case]:
@@ -214,7 +214,7 @@ def _long(kind: str, random: np.random.Generator) -> list[Case]:
 
 
 def _far(kind: str, random: np.random.Generator) -> list[Case]:
-    problem = Problem(4, 4, 128, 16, _lengths(random, 40, 60, 2))
+    problem = Problem(4, 2, 128, 16, _lengths(random, 40, 60, 2))
     return [_case(kind, problem, _random_calls(problem, random, 1), far=True)]
 
 

@@ -69,22 +69,24 @@ def grade_class(
     scheduler: LocalScheduler | DaskScheduler | None = None,
     gpu: bool = False,
     by_hand: Path | None = None,
+    again: bool = False,
     limits: Limits | None = None,
     on_start: Callable[[int, int], None] = lambda done, total: None,
     on_done: Callable[[Mapping[str, Any]], None] = lambda record: None,
 ) -> Summary:
-    """Grade a folder of submissions, or a bundle again; write marks, feedback and the class report.
+    """Grade a folder of submissions, or an earlier run again; write marks, feedback and the class report.
 
     Records that are there already, of the same content and rubric, are kept: a stopped run goes on.
 
     Args:
-        submissions: the folder; or an earlier run's output folder, to repeat it with its seed and rubric.
+        submissions: the folder.
         out: output folder.
         assignment: the rubric; by default the lab's, or the bundle's where one is graded again.
         stages: in place of the rubric's.
         scheduler: where; by default processes of this machine.
         gpu: whether to mark speed, where the work is done.
         by_hand: CSV with student, answer, points.
+        again: ``submissions`` is the output folder of an earlier run, to repeat with its seed and rubric.
         limits: of each submission's child.
         on_start: told (submissions done before, all).
         on_done: told each record.
@@ -94,7 +96,8 @@ def grade_class(
     """
     limits, scheduler = limits or Limits(), scheduler or LocalScheduler()
     store, source = Store(out), Store(submissions)
-    again = source.exists()
+    if source.exists() and not again:
+        raise ValueError(f"{submissions} is the output of an earlier run; to grade it again, say --again")
     head = source.head() if again else {}
     rubric, text = _rubric(assignment, stages, head)
     found = source.submissions() if again else find_submissions(submissions, rubric.name)

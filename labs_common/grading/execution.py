@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
+import resource
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,11 +62,12 @@ class GradingEngine(SimulatorEngine):
         return sorted(changed)
 
 
-def serve(sock: socket.socket) -> None:
+def serve(sock: socket.socket, cpu_s: float) -> None:
     """Answer requests until the grader closes the channel.
 
     The first request has ``stage``, ``name``, ``text`` and ``device``; each further one a problem and the
-    inputs of its calls. Every request is answered by one message.
+    inputs of its calls. Every request is answered by one message, within ``cpu_s`` of processor time, or the
+    process ends.
     """
     try:
         opening = channel.receive(sock)
@@ -71,9 +75,19 @@ def serve(sock: socket.socket) -> None:
         channel.send(sock, {"ok": True})
         while True:
             request = channel.receive(sock)
+            _limit_processor_time(cpu_s)
             channel.send(sock, worker.answer(request))
     except channel.ChannelClosed:
         return
+
+
+def _limit_processor_time(cpu_s: float) -> None:
+    """SIGXCPU after this much more of it; the limit on the whole stays."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(time.process_time() + cpu_s)
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (soft if most == resource.RLIM_INFINITY else min(soft, most), most)
+    )
 
 
 def _worker(opening: Mapping[str, Any]) -> Runner:

@@ -37,8 +37,9 @@ class Limits:
     """What one submission may take.
 
     Attributes:
-        cpu_s, wall_s: seconds of all its work together.
-        step_s: seconds until the answer to one request.
+        cpu_s: processor time of one request, compiling included.
+        step_s: wall time of one request.
+        total_cpu_s, wall_s: of all its work together.
         memory_bytes: address space beyond that of an idle child; 0 for no limit, as CUDA needs.
         processes: tasks beyond those that the user has (root is exempt).
         file_bytes: size of any file it writes. With 0 it writes none, and the simulator's code cache on disk
@@ -46,9 +47,10 @@ class Limits:
         open_files: file descriptors.
     """
 
-    cpu_s: float = 15.0
-    wall_s: float = 120.0
+    cpu_s: float = 12.0
     step_s: float = 40.0
+    total_cpu_s: float = 200.0
+    wall_s: float = 600.0
     memory_bytes: int = 3 << 30
     processes: int = 64
     file_bytes: int = 0
@@ -220,7 +222,7 @@ class Session:
         ended, limits = self.ended, self._limits
         if ended.get("reason") == "wall":
             return ChildEnded("time", f"more than {limits.wall_s:g} s; it was stopped")
-        if ended.get("signal") == signal.SIGXCPU or ended.get("cpu_s", 0) >= limits.cpu_s:
+        if ended.get("signal") == signal.SIGXCPU or ended.get("cpu_s", 0) >= limits.total_cpu_s:
             return ChildEnded("time", f"more than {limits.cpu_s:g} s of processor time; it was stopped")
         memory = ended.get("code") == 71 or ended.get("signal") == signal.SIGABRT
         if memory and limits.memory_bytes:

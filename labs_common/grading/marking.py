@@ -224,7 +224,8 @@ def _error_reason(error: Mapping[str, Any]) -> str:
     if kind == "fault" and isinstance(error.get("finding"), Mapping):
         # neither block nor address: they tell how large the hidden problem is
         return f"{start}: {_finding_line(error['finding'])}"
-    return f"{start}: {message[:MAX_REASON]}"
+    message = message.replace("\0", "").strip()
+    return f"{start}: {message[:MAX_REASON]}" if message else start
 
 
 def mark_kernel(

@@ -14,6 +14,7 @@ MAX_ANSWER = 20_000  # characters
 _WRITEFILE = re.compile(
     r"\s*%%(?:writefile|file)\s+(?:-a\s+)?[\"']?([^\"'\n]+?\.cu)[\"']?\s*\n", re.IGNORECASE
 )
+# Every gap in these is bounded by its line or its closing quotes, so that no text makes them quadratic.
 _STRING = re.compile(r"(?P<prefix>[rRuU]?)(?P<quotes>\"\"\"|''')(?P<body>.*?)(?P=quotes)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(\n|[\\'\"ntr])")
 _ESCAPED = {"\n": "", "n": "\n", "t": "\t", "r": "\r"}
@@ -130,7 +131,7 @@ def _read_cell(cell: dict, where: str, found: Cells) -> None:
             found.notes.append(
                 f"{where}: a kernel in a cell of type {str(kind)[:20]}; it is graded all the same"
             )
-            text = re.sub(r"^\s*```[^\n]*$", "", text, flags=re.MULTILINE)
+            text = re.sub(r"^[ \t]*```[^\n]*$", "", text, flags=re.MULTILINE)
         found.kernels.append(("", stage, text, where))
 
 

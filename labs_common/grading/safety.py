@@ -38,7 +38,6 @@ DIRECTIVES = frozenset(
         "error",
         "warning",
         "pragma",
-        "line",
     )
 )
 # Names that reach files or the compiler's own machinery from anywhere in the text.

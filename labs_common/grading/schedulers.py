@@ -41,7 +41,11 @@ class LocalScheduler:
 
 
 class DaskScheduler:
-    """The workers of a Dask cluster; each must have this package at this version."""
+    """The workers of a Dask cluster; each must have this package at this version.
+
+    Attributes:
+        client: connected to the scheduler.
+    """
 
     def __init__(self, address: str, gpu: bool = False, timeout_s: float = 20) -> None:
         """Connect.
@@ -61,7 +65,7 @@ class DaskScheduler:
                 "--scheduler needs dask.distributed: pip install 'paged-attention-lab[cluster]'"
             ) from None
         try:
-            self._client = Client(address, timeout=timeout_s, set_as_default=False)
+            self.client = Client(address, timeout=timeout_s, set_as_default=False)
         except (OSError, TimeoutError, ValueError) as error:
             raise ValueError(f"no Dask scheduler answers at {address}: {error}") from None
         self._resources = {"GPU": 1} if gpu else None
@@ -69,16 +73,16 @@ class DaskScheduler:
     @property
     def workers(self) -> int:
         """Threads of all workers, at least one."""
-        return max(1, sum(self._client.nthreads().values()))
+        return max(1, sum(self.client.nthreads().values()))
 
     def executor(self) -> Executor:
         """An executor on the cluster."""
         options = {"resources": self._resources} if self._resources else {}
-        return self._client.get_executor(**options)
+        return self.client.get_executor(**options)
 
     def close(self) -> None:
         """Disconnect; the cluster goes on."""
-        self._client.close()
+        self.client.close()
 
 
 def run_all(

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from labs_common.grading.archives import ARCHIVE_SUFFIXES, Files, decode, is_archive, read_files, shown
 from labs_common.grading.notebook_cells import Cells, read_notebook
-from labs_common.grading.safety import normalised
+from labs_common.grading.safety import MAX_SOURCE_BYTES, normalised
 from labs_common.stages import STAGES, Stage, find_stage
 
 REPORT_FORMAT = "palab check report 1"
 
-_ENTRY = re.compile(r"__global__\b[^;{]*?\bpaged_attention_(\w+)\s*\(")
+# Bounded, as students choose the text: an open-ended gap would make a hostile file quadratic to search.
+_ENTRY = re.compile(r"__global__\b[^;{]{0,300}?\bpaged_attention_(\w{1,60})\s*\(")
+NBGRADER_NAMES = frozenset(
+    ("source", "release", "submitted", "autograded", "feedback", "exchange", "gradebook.db", "header.ipynb")
+)
 _FOLDER_RANK = {"mine": 0, "": 1}  # the student edition's own kernels lie beside the student's
 
 
@@ -92,21 +98,46 @@ def find_submissions(folder: Path, assignment: str = "") -> list[Submission]:
         raise FileNotFoundError(f"no such folder: {folder}")
     if folder.is_file():
         return [_read(folder, _stem(folder.name))]
-    inner = folder / "submitted"
-    if inner.is_dir() and not inner.is_symlink():
-        folder = inner
     entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    inner = folder / "submitted"
+    # only among nbgrader's own folders: a student may be called "submitted"
+    others = {p.name for p in entries if p.suffix != ".py"}
+    if inner.is_dir() and not inner.is_symlink() and others <= NBGRADER_NAMES:
+        folder = inner
+        entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     students = [p for p in entries if p.is_dir() and not p.is_symlink()]
     nested = [p for p in students if assignment and (p / assignment).is_dir()]
     if nested or (folder.name == "submitted" and students):
-        return [_read_nbgrader(student, assignment) for student in students]
+        return _apart([(student, _read_nbgrader(student, assignment)) for student in students])
     if not entries:
         raise ValueError(f"{folder} holds no submissions")
     names = [_stem(p.name) if not p.is_dir() else p.name for p in entries]
-    return [
-        _read(path, name if names.count(name) == 1 else path.name)
-        for path, name in zip(entries, names, strict=True)
-    ]
+    return _apart(
+        [
+            (path, _read(path, name if names.count(name) == 1 else path.name))
+            for path, name in zip(entries, names, strict=True)
+        ]
+    )
+
+
+def _apart(found: list[tuple[Path, Submission]]) -> list[Submission]:
+    """Submissions whose names look alike once they are normalised get the hash of their file name behind it.
+
+    Otherwise the marks of one would be written over another's.
+    """
+    names = Counter(submission.student for _, submission in found)
+    apart = []
+    for path, submission in found:
+        if names[submission.student] > 1:
+            digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:8]
+            note = f"another submission's name reads {submission.student} too"
+            submission = replace(
+                submission,
+                student=f"{submission.student} ({digest})",
+                suspicious=(*submission.suspicious, note),
+            )
+        apart.append(submission)
+    return apart
 
 
 def _stem(name: str) -> str:
@@ -220,7 +251,7 @@ def _stage_of(file_name: str, tag: str, text: str) -> Stage | None:
                 return find_stage(name)
             except ValueError:
                 continue
-    entries = {match[1] for match in _ENTRY.finditer(text)}
+    entries = {match[1] for match in _ENTRY.finditer(text[:MAX_SOURCE_BYTES])}
     matches = [stage for stage in STAGES if stage.id[3:] in entries]
     return matches[0] if len(matches) == 1 else None
 

@@ -207,5 +207,7 @@ def _timed(
             on_progress(f"{name}: {done} graded in {time.perf_counter() - started:.0f} s")
 
     started = time.perf_counter()
-    summary = grade_class(source, root / name, stages=(stage.id,), scheduler=scheduler, on_done=count_one)
+    summary = grade_class(
+        source, root / name, stages=(stage.id,), scheduler=scheduler, again=name != "first", on_done=count_one
+    )
     return summary, time.perf_counter() - started

@@ -101,7 +101,7 @@ def _watch(pid: int, wall_s: float, control: socket.socket) -> dict[str, Any]:
     }
 
 
-def _become_child(limits: dict[str, float], fd: int, serve: Callable[[socket.socket], None]) -> None:
+def _become_child(limits: dict[str, float], fd: int, serve: Callable[[socket.socket, float], None]) -> None:
     """Give up what a child may not have, then serve requests on the channel."""
     code = 70
     try:
@@ -119,7 +119,7 @@ def _become_child(limits: dict[str, float], fd: int, serve: Callable[[socket.soc
             signal.signal(number, signal.SIG_IGN)  # Ctrl-C is the grader's to handle
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         set_limits(limits)
-        serve(socket.socket(fileno=channel))
+        serve(socket.socket(fileno=channel), limits["cpu_s"])
         code = 0
     except MemoryError:
         code = 71
@@ -143,7 +143,7 @@ def set_limits(limits: dict[str, float]) -> None:
         most = value + margin if hard == resource.RLIM_INFINITY else min(value + margin, hard)
         resource.setrlimit(which, (min(value, most), most))
 
-    limit(resource.RLIMIT_CPU, limits["cpu_s"], margin=2)
+    limit(resource.RLIMIT_CPU, limits["total_cpu_s"], margin=2)
     if limits.get("memory_bytes"):
         limit(resource.RLIMIT_AS, _address_space() + limits["memory_bytes"])
     limit(resource.RLIMIT_NPROC, _processes_of_user() + limits["processes"])
