@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
-from labs_common.compiler import DEFAULT_ARCH, compile_resources
+from labs_common.compiler import DEFAULT_ARCH, CompilerMissing, compile_resources
 from labs_common.layouts import CHUNK_BYTES, chunk_elements
 from labs_common.plans import SHARED_WITHOUT_OPT_IN, WARP_SIZE
 from labs_common.problem import PRESETS, Problem
-from labs_common.stages import find_stage
+from labs_common.stages import Stage, find_stage
 
 FLOAT = 4  # bytes: partials are fp32 whatever the cache is
 
@@ -22,7 +24,7 @@ class Figure:
     Attributes:
         name: of what is counted.
         document: what the document states; None where it states nothing.
-        lab: what the plan and the compiled kernel of stage 05 give.
+        lab: what the plan and the compiled kernel of stage 05 give; NaN where there is no ptxas to tell.
         unit: of both.
         why: the reason where they differ, and what to make of it.
     """
@@ -57,13 +59,12 @@ def design_figures(problem: Problem | None = None, arch: str = DEFAULT_ARCH) -> 
 
     Raises:
         ValueError: stage 05 does not take the problem.
-        CompilerMissing: there is no NVRTC here.
     """
     problem = problem or PRESETS["long"]
     stage = find_stage("05")
     plan = stage.plan(problem)
     first, merge = plan.launches
-    compiled = compile_resources(stage.source(), plan.defines, arch)[first.entry]
+    shared_static, registers, spilled = _resources(stage, plan.defines, arch)
 
     heads, dims, group = problem.query_heads, problem.head_dim, problem.group_size
     partitions = plan.numbers["partitions"]
@@ -96,7 +97,7 @@ def design_figures(problem: Problem | None = None, arch: str = DEFAULT_ARCH) -> 
         Figure(
             "pages of the partition", 0, FLOAT * ((partition - 2) // problem.page_size + 2), "byte", _PAGES
         ),
-        Figure("shared memory", 42.1 * 1024, first.shared_bytes + compiled.shared_bytes, "byte", _SHARED),
+        Figure("shared memory", 42.1 * 1024, first.shared_bytes + shared_static, "byte", _SHARED),
         Figure(
             "shared memory if nothing were used twice",
             None,
@@ -106,8 +107,8 @@ def design_figures(problem: Problem | None = None, arch: str = DEFAULT_ARCH) -> 
         ),
         Figure("registers for the query", 48, group * lane_dims, "register/thread"),
         Figure("registers for weighted values", 6 * 256, group * lane_dims, "register/thread", _ACCUMULATORS),
-        Figure("registers", None, compiled.registers, "register/thread", _REGISTERS),
-        Figure("spilled registers", None, compiled.spill_store_bytes, "byte/thread"),
+        Figure("registers", None, registers, "register/thread", _REGISTERS),
+        Figure("spilled registers", None, spilled, "byte/thread"),
         Figure("a partial", 1032, one, "byte"),
         Figure("partials of a query head", 200 * 1032, partitions * one, "byte", "196 of them"),
         Figure("partials", 200 * 1032, heads * partitions * one, "byte", _PARTIALS),
@@ -130,6 +131,15 @@ def design_figures(problem: Problem | None = None, arch: str = DEFAULT_ARCH) -> 
 def design_table(problem: Problem | None = None, arch: str = DEFAULT_ARCH) -> pd.DataFrame:
     """``design_figures`` as a table."""
     return pd.DataFrame([vars(figure) for figure in design_figures(problem, arch)])
+
+
+def _resources(stage: Stage, defines: Mapping[str, object], arch: str) -> tuple[float, float, float]:
+    """Static shared bytes, registers and spilled bytes of the first kernel; NaN without NVRTC."""
+    try:
+        compiled = compile_resources(stage.source(), defines, arch)[stage.entry]
+    except CompilerMissing:
+        return math.nan, math.nan, math.nan
+    return compiled.shared_bytes, compiled.registers, compiled.spill_store_bytes
 
 
 def _blocks(grid: tuple[int, int, int]) -> int:

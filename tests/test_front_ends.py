@@ -14,6 +14,7 @@ import pytest
 from labs_common import compiler, front_end_table, front_ends, zig
 from labs_common.compare import compare
 from labs_common.compiler import CompileError, CompilerMissing
+from labs_common.design_figures import design_table
 from labs_common.doctor import diagnose
 from labs_common.engines import SimulatorEngine
 from labs_common.front_ends import open_front_end
@@ -114,6 +115,7 @@ def no_nvrtc(monkeypatch):
         raise CompilerMissing("no NVRTC on this machine (test): pip install it")
 
     monkeypatch.setattr(compiler, "_nvrtc", missing)
+    compiler._compile.cache_clear()  # what was compiled before would still be there
 
 
 def test_nvrtc_is_taken_unless_zig_is_named(monkeypatch):
@@ -141,6 +143,14 @@ def test_without_nvrtc_zig_is_taken_and_doctor_says_so(no_nvrtc, monkeypatch):
     inputs = make_inputs(problem)
     outcome = SimulatorEngine().run(find_stage("02"), problem, inputs)
     assert compare(outcome.output, reference(problem, inputs)).ok
+
+
+def test_the_designs_figures_lack_only_what_ptxas_knows(no_nvrtc):
+    table = design_table().set_index("name")["lab"]
+
+    missing = {"shared memory", "registers", "spilled registers"}
+    assert set(table.index[table.isna()]) == missing
+    assert table["partitions"] == 196  # 100,000 tokens, 512 each
 
 
 def test_with_neither_the_error_names_both_remedies(no_nvrtc, monkeypatch):
