@@ -4,9 +4,13 @@ import math
 
 import pytest
 
-from labs_common.grading.answers import mark_answers, plain, read_number
+from labs_common.grading.answers import mark_answers, mark_predictions, plain, read_number
+from labs_common.grading.grade import Task, grade_submission
 from labs_common.grading.rubric import AnswerKey, Limit, RubricError, load_rubric, parse_rubric
 from labs_common.grading.structure import mark_structure, reads_too_little, structure_share
+from labs_common.grading.submissions import Submission
+from labs_common.predictions import score
+from labs_common.stages import find_stage
 
 WRONG = {
     "no TOML": ("x = ", "no TOML"),
@@ -190,3 +194,42 @@ def test_no_answer_is_evaluated(text):
     (mark,) = mark_answers({"a": text}, {"a": AnswerKey(1, "number", value=4, factor=2)})
 
     assert mark.points == 0
+
+
+def test_predictions_are_scored_by_what_is_counted_and_recorded():
+    """The scores are those of the notebooks' own function; a rubric turns their mean into points."""
+    stage = find_stage("03")
+    text = 'predictions = {"load_requests": 1e9, "limiter": "dram"}'
+    scored = [one for one in score(text, stage) if one.points == one.points]
+
+    share, reasons = mark_predictions(text, stage)
+
+    assert share == pytest.approx(sum(one.points for one in scored) / len(scored))
+    assert share < 1
+    assert len(reasons) == sum(one.points < 1 for one in scored)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no python",
+        "predictions = {'x': 1}",
+        "predictions = {'limiter': __import__('os')}",
+        "-" * 19_000 + "1",
+    ],
+)
+def test_an_answer_cell_that_cannot_be_read_gives_none(text):
+    share, reasons = mark_predictions(text, find_stage("03"))
+
+    assert share == 0
+    assert reasons[0].startswith("predictions: ")
+
+
+def test_predictions_have_points_of_their_own():
+    rubric = parse_rubric('[assignment]\nstages = ["3"]\n[points]\npredictions = 10')
+
+    record = grade_submission(Task(Submission("anna"), rubric, "seed"))
+
+    assert record["stages"]["03_gqa_reuse"]["maximum"]["predictions"] == 10
+    assert record["out_of"] == 95

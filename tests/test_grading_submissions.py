@@ -9,12 +9,15 @@ import zipfile
 
 import pytest
 
+from labs_common.check import CHECK_PROBLEMS, check
 from labs_common.grading import archives
 from labs_common.grading.answers import mark_answers
+from labs_common.grading.check_report import report_json
 from labs_common.grading.notebook_cells import read_notebook
 from labs_common.grading.rubric import AnswerKey
 from labs_common.grading.safety import refusals
 from labs_common.grading.submissions import find_submissions
+from labs_common.source import Source
 from labs_common.stages import find_stage
 
 STAGE = find_stage("02")
@@ -499,3 +502,15 @@ def test_a_kernel_in_a_string(quotes, raw):
     ((_, _, kernel, _),) = read_notebook(text, "lab.ipynb").kernels
 
     assert kernel == "\n" + body
+
+
+def test_what_check_writes_can_be_handed_in(tmp_path, simulator):
+    """Its kernel is taken; that it says the kernel is right is not."""
+    wrong = Source("02_vectorized.cu", STAGE.source().text.replace("* problem.scale", ""))
+    text = report_json(check(wrong, STAGE, simulator, CHECK_PROBLEMS[:1]), wrong)
+    (tmp_path / "anna.json").write_text(text.replace('"ok": false', '"ok": true'))
+
+    submission = only(tmp_path)
+
+    assert submission.kernels[STAGE.id].text == wrong.text
+    assert any("what it claims is not read" in note for note in submission.notes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -9,6 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from labs_common.grading.rubric import AnswerKey
+from labs_common.metrics import Metrics
+from labs_common.predictions import COUNTED_PROBLEM, reference_counts, score
+from labs_common.stages import STAGES, Stage
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*(?:[.,]\d+)*|[.,]\d+)(?:\s*[eE][-+]?\d+)?")
 
@@ -65,6 +70,37 @@ def _mark(answer: str, text: str, key: AnswerKey, by_hand: Mapping[str, float]) 
     if right:
         return AnswerGrade(answer, key.points, key.points)
     return AnswerGrade(answer, 0.0, key.points, "not right" + (f": {key.why}" if key.why else ""))
+
+
+def mark_predictions(text: str, stage: Stage) -> tuple[float, list[str]]:
+    """The share of a stage's predictions that came true, and why the others did not.
+
+    What nothing is recorded for is left out.
+
+    Args:
+        text: of the answer cell.
+        stage: whose notebook it is in.
+    """
+    if not text.strip():
+        return 0.0, ["predictions: no answer cell"]
+    try:
+        scored = score(text, stage, counted=_counts(stage.id))
+    except ValueError as error:
+        return 0.0, [f"predictions: {error}"]
+    known = [one for one in scored if not math.isnan(one.points)]
+    if not known:
+        return 1.0, []
+    reasons = [
+        f"predicted {one.answer or 'nothing'} for: {one.asks}. {one.why}" for one in known if one.points < 1
+    ]
+    return sum(one.points for one in known) / len(known), reasons
+
+
+@functools.lru_cache(maxsize=16)
+def _counts(stage_id: str) -> Metrics:
+    """Counts of the lab's own kernels, of this stage and the one before."""
+    at = [stage.id for stage in STAGES].index(stage_id)
+    return reference_counts([stage.id for stage in STAGES[max(0, at - 1) : at + 1]], COUNTED_PROBLEM)
 
 
 def _near(number: float, key: AnswerKey) -> bool:

@@ -136,15 +136,18 @@ def totals_chart(rubric: Rubric, graded: Records, gpu: bool) -> Figure:
 def parts_chart(rubric: Rubric, graded: Records, gpu: bool) -> Figure:
     """Per stage and part, the mean share of the points, of those who handed the stage in."""
     figure, axes = _axes(0.9 + 0.55 * len(rubric.stages))
-    parts = [part for part in PARTS if part != "speed" or gpu]
+    parts = [
+        part
+        for part in PARTS
+        if (part != "speed" or gpu) and any(rubric.points[stage][part] for stage in rubric.stages)
+    ]
     height = 0.8 / len(parts)
     for number, part in enumerate(parts):
         means = []
         for stage in rubric.stages:
             most = rubric.points[stage][part]
-            had = [
-                r["stages"][stage]["points"][part] for r in graded if r["stages"].get(stage, {}).get("origin")
-            ]
+            handed_in = [r["stages"][stage] for r in graded if r["stages"].get(stage, {}).get("origin")]
+            had = [grade["points"].get(part, 0.0) for grade in handed_in]
             means.append(float(np.mean(had)) / most if had and most else np.nan)
         rows = np.arange(len(rubric.stages)) + (number - (len(parts) - 1) / 2) * height
         axes.barh(rows, means, height * 0.9, color=COLOURS[number], label=part)

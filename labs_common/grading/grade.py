@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labs_common.grading.answers import mark_answers
+from labs_common.grading.answers import mark_answers, mark_predictions
 from labs_common.grading.isolation import Limits, Sandbox
 from labs_common.grading.marking import StageGrade, mark_kernel
 from labs_common.grading.rubric import Rubric
@@ -86,7 +86,7 @@ def _grade_stage(task: Task, stage_id: str) -> StageGrade:
         from labs_common.grading.speed import SpeedMarker
 
         speed = SpeedMarker(task.rubric, task.seed, task.limits)
-    return mark_kernel(
+    grade = mark_kernel(
         task.submission.kernels.get(stage_id),
         stage,
         task.rubric,
@@ -95,6 +95,13 @@ def _grade_stage(task: Task, stage_id: str) -> StageGrade:
         Device(),
         speed,
     )
+    if most := task.rubric.points[stage_id]["predictions"]:
+        text = task.submission.answers.get(f"{stage_id}-predictions", "")
+        share, reasons = mark_predictions(text, stage)
+        grade.maximum["predictions"] = most
+        grade.points["predictions"] = round(most * share, 2)
+        grade.reasons += reasons
+    return grade
 
 
 @functools.lru_cache(maxsize=4)

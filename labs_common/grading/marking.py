@@ -253,7 +253,7 @@ def mark_kernel(
     """
     device = device or Device()
     gpu = speed is not None
-    parts = {p: v for p, v in rubric.points[stage.id].items() if p != "speed" or gpu}
+    parts = {p: v for p, v in rubric.points[stage.id].items() if p != "predictions" and (p != "speed" or gpu)}
     grade = StageGrade(stage.id, kernel.origin if kernel else "", dict.fromkeys(parts, 0.0), parts)
     if kernel is None:
         grade.reasons.append("no kernel was handed in for this stage")

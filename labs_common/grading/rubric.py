@@ -15,7 +15,7 @@ from labs_common.grading.cases import TITLES
 from labs_common.stages import find_stage
 
 DEFAULT = Path(__file__).with_name("default_rubric.toml")
-PARTS = ("correctness", "cleanliness", "structure", "speed")
+PARTS = ("correctness", "cleanliness", "structure", "speed", "predictions")
 COUNTS = (
     "requests",
     "sectors",

@@ -1,0 +1,45 @@
+"""What ``check`` found as a file to hand in. The grader takes the kernel from it and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from labs_common.check import Report
+from labs_common.grading.submissions import REPORT_FORMAT
+from labs_common.source import Source
+
+
+def report_json(report: Report, source: Source) -> str:
+    """A check report with its kernel, as JSON text.
+
+    Args:
+        report: of ``check``.
+        source: the kernel that was checked.
+    """
+    results = [
+        {
+            "problem": str(result.problem),
+            "ok": result.ok,
+            "max_error": _finite(result.verdict.max_error) if result.verdict else None,
+            "diagnosis": result.verdict.diagnosis if result.verdict else result.error,
+            "findings": [str(finding) for finding in result.findings],
+        }
+        for result in report.results
+    ]
+    value: dict[str, Any] = {
+        "format": REPORT_FORMAT,
+        "stage": report.stage,
+        "source_name": source.name,
+        "source": source.text,
+        "engine": report.engine,
+        "ok": report.ok,
+        "error": report.error,
+        "results": results,
+    }
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
