@@ -251,7 +251,10 @@ def _line(fault: Fault, source: Source, stage: Stage) -> int | None:
         start = next((i for i, line in enumerate(lines) if re.search(rf"{stage.entry}\s*\(", line)), 0)
     for pattern in (_LOOK_FAULT.get(fault.name), _LOOK[fault.topic], _REGION):
         among = source.text.splitlines() if pattern == _REGION else lines
-        found = [i + 1 for i in range(start, end) if pattern and re.search(pattern, among[i])]
+        # The kernel first, then the functions before it.
+        found = [
+            i + 1 for i in (*range(start, end), *range(start)) if pattern and re.search(pattern, among[i])
+        ]
         if found:
             return found[0]
     return None
