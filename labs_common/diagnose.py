@@ -23,7 +23,7 @@ from labs_common.stages import Stage
 _LOOK = {
     "pages": r"\bvalid\s*=|<\s*context\b|<\s*valid\b|\bcontext\b.*page_size",
     "heads": r"\bkv_head\s*=|group_size",
-    "scores": r"\bscore\s*\*?=|warp_sum|__shfl",
+    "scores": r"warp_sum\s*\(|transpose_sum\s*<|\bscore(\[\w+\])?\s*[+*]?=(?!\s*0)",
     "softmax": r"exp2?f?\s*\(",
     "merge": r"exp2?f?\s*\(",
 }
@@ -41,14 +41,16 @@ _LOOK_FAULT = {
         _TABLE,
     ),
     **dict.fromkeys(("heads_before_slots", "slot_0_repeated"), r"cache_offset\s*\(|key_cache"),
-    **dict.fromkeys(("keys_and_values_swapped", "keys_from_values"), r"(key|value)_cache"),
-    "values_from_keys": r"\bvalues?\b.*_cache|value_cache",
+    **dict.fromkeys(
+        ("keys_and_values_swapped", "keys_from_values"), r"(key|value)_cache|copy_(keys|values)\s*<"
+    ),
+    "values_from_keys": r"\bvalues?\b.*_cache|value_cache|copy_values\s*<",
     "length_of_sequence_0": r"context_lengths",
     "query_of_group_first": r"query_offset\s*\(",
     "query_of_sequence_0": r"query_offset\s*\(",
-    "unscaled": r"\bscore\s*\*?=",
-    "scaled_twice": r"\bscore\s*\*?=.*scale|scale",
-    "max_starts_at_zero": r"running_max\s*=|max\s*=",
+    "unscaled": r"\bscore(\[\w+\])?\s*\*?=(?!\s*0)",
+    "scaled_twice": r"problem\.scale|head_dim\b.*score|score.*head_dim",
+    "max_starts_at_zero": r"(running_max|running)\s*=",
     "max_not_kept": r"running_max\s*=\s*new_max|fmaxf\s*\(",
     "sum_not_rescaled": r"running_sum\s*[+*]?=(?!\s*0)",
     "accumulator_not_rescaled": r"accumulator(\[\w+\])?\s*[+*]?=(?!\s*(0|zero))",
@@ -58,6 +60,7 @@ _LOOK_FAULT = {
     ),
     "divided_in_the_split": r"partials\.output",
 }
+_IN_MERGE = {"sum_not_divided", "empty_context"}
 _IN_FIRST_KERNEL = {
     "split_rounded_down",
     "splits_overlap",
@@ -245,7 +248,7 @@ def _line(fault: Fault, source: Source, stage: Stage) -> int | None:
     start, end = 0, len(lines)
     merge = next((i for i, line in enumerate(lines) if f"{stage.entry}_merge" in line), None)
     if merge is not None:
-        in_merge = fault.topic == "merge" and fault.name not in _IN_FIRST_KERNEL
+        in_merge = (fault.topic == "merge" and fault.name not in _IN_FIRST_KERNEL) or fault.name in _IN_MERGE
         start, end = (merge, end) if in_merge else (0, merge)
     if start == 0:
         start = next((i for i, line in enumerate(lines) if re.search(rf"{stage.entry}\s*\(", line)), 0)
