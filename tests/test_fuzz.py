@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simt_helpers import kernel_text
+from simt_helpers import kernel_text, run, store_result
 
 from labs_common import fuzz as fuzzing
 from labs_common.compiler import CompileError, compile_ptx
@@ -194,6 +194,8 @@ def test_mutations_change_little():
         ("atom.global.add.u32 %p1, [%d0], 1;", "a u32 result does not fit %p1"),
         ("st.global.v2.f32 [%d0], {%f1, %f1, %f1};", "3 sources"),
         ("add.s32 4, %r0, 4;", "a result must be a register"),
+        ("add.f32 %d5, %d0, %d1;", "a f32 result does not fit %d5"),
+        ("shl.b32 %r5, %d0, 1;", "%d0 of type b64 is no b32 operand"),
         ("bar.red.popc.u32 %r5, 0, %r1;", "%r1 of type b32 is no pred operand"),
     ],
 )
@@ -214,3 +216,27 @@ def test_a_null_character_and_an_end_too_early_have_their_line():
     with pytest.raises(CompileError) as caught:
         compile_ptx(Source("mine.cu", 'extern "C" __global__ void k() {\n\n  int a;\n'))
     assert caught.value.diagnostics == [("mine.cu", 4, 'expected a "}"')]
+
+
+def test_a_predicate_that_varies_in_one_place_and_not_in_another():
+    """One register, first set lane by lane, then by a vote: the branch after the vote does not diverge."""
+    body = """
+and.b32 %r2, %r0, 3;
+setp.eq.s32 %p1, %r2, 0;
+mov.u32 %r5, 1;
+@%p1 bra FIRST;
+mov.u32 %r5, 2;
+FIRST:
+setp.gt.s32 %p2, %r0, 4;
+vote.sync.all.pred %p1, %p2, -1;
+@%p1 bra SECOND;
+add.u32 %r5, %r5, 10;
+SECOND:
+"""
+    text = kernel_text(body + store_result("%r5", "u32", 4))
+    expected = np.where(np.arange(32) % 4 == 0, 11, 12)
+    for engine in ("numpy", "llvm"):
+        (out,), result = run(text, np.zeros(32, np.uint32), engine=engine)
+
+        np.testing.assert_array_equal(out, expected)
+        assert result.counters.totals()["divergent_branches"] == 1

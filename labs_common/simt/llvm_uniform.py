@@ -90,9 +90,11 @@ class Uniform(Code):
                 f.br(self.labels[n])
         for block in program.blocks:
             self.block = block
+            self.region_start = None
             self.emit_block(block)
             region = analysis.regions.get(block.index)
-            if region is not None:
+            # No start where the predicate, which may vary elsewhere, has one value for the warp here.
+            if region is not None and self.region_start is not None:
                 self.emit_region(block, region)
         f.finish()
 

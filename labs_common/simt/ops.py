@@ -1161,32 +1161,35 @@ def _check_operands(instruction: Instruction, row: Operation) -> None:
         sources = [s for s in sources if not isinstance(s, Address)]
         if any("cache_hint" in m for m in instruction.modifiers):
             sources = sources[:-1]
-    wrong = None
+    wider = row.kind == "memory" or instruction.opcode == "cvt"  # in wider registers too
+    wrong = []
     if len(targets) != len(row.results) or len(sources) != len(row.sources):
-        wrong = f"with {len(targets)} results and {len(sources)} sources is not simulated"
+        wrong.append(f"with {len(targets)} results and {len(sources)} sources is not simulated")
     for target, type_ in zip(targets, row.results, strict=False):
         if not isinstance(target, Register | Sink):
-            wrong = "a result must be a register"
-        elif isinstance(target, Register) and not _fits(target, type_):
-            wrong = f"a {type_} result does not fit {target.name} of type {target.type}"
+            wrong.append("a result must be a register")
+        elif isinstance(target, Register) and not _fits(target, type_, wider):
+            wrong.append(f"a {type_} result does not fit {target.name} of type {target.type}")
     for source, type_ in zip(sources, row.sources, strict=False):
         register = source.register if isinstance(source, Negated) else source
         if isinstance(source, Immediate):
             bits_of(source, type_, instruction.line)
-        elif isinstance(register, Register) and not _fits(register, type_):
-            wrong = f"{register.name} of type {register.type} is no {type_} operand"
+        elif isinstance(register, Register) and not _fits(register, type_, wider):
+            wrong.append(f"{register.name} of type {register.type} is no {type_} operand")
     for address in addresses:
         if isinstance(address.base, Register) and not _fits(address.base, "b32"):
-            wrong = f"{address.base.name} of type {address.base.type} is no address"
+            wrong.append(f"{address.base.name} of type {address.base.type} is no address")
     if wrong:
-        raise UnsupportedError(f"{instruction.name}: {wrong}", instruction.line, instruction.source)
+        raise UnsupportedError(f"{instruction.name}: {wrong[0]}", instruction.line, instruction.source)
 
 
-def _fits(register: Register, type_: str) -> bool:
-    """Whether a value of a type has room in a register; a predicate is like nothing else."""
+def _fits(register: Register, type_: str, wider: bool = True) -> bool:
+    """Whether a register can hold a type: as wide, or wider where that is allowed; predicates apart."""
     if "pred" in (register.type, type_):
         return register.type == type_
-    return TYPE_BYTES[type_] <= TYPE_BYTES[register.type]
+    return TYPE_BYTES[type_] == TYPE_BYTES[register.type] or (
+        wider and TYPE_BYTES[type_] < TYPE_BYTES[register.type]
+    )
 
 
 def operands(instruction: Instruction) -> tuple[list, list]:
