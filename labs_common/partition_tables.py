@@ -8,16 +8,25 @@ from pathlib import Path
 
 import pandas as pd
 
+from labs_common import metric_names as names
 from labs_common.compiler import compile_resources
 from labs_common.design_figures import partial_bytes
 from labs_common.gpus import GPUS, Gpu
 from labs_common.occupancy import occupancy
 from labs_common.plans import Device
-from labs_common.problem import Problem
+from labs_common.problem import LAYOUTS, Problem
 from labs_common.recorded import RECORDED
 from labs_common.stages import find_stage
 
 STUDY = "partitions"  # the folder of a GPU's set
+LAYOUT_COUNTS = {
+    names.INSTRUCTIONS: "warp instructions",
+    names.GLOBAL_LOAD_REQUESTS: "global load requests",
+    names.GLOBAL_LOAD_SECTORS: "sectors they touch",
+    "smsp__inst_executed_op_shared_st.sum": "shared memory stores",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum": "bank conflicts",
+    names.DRAM_READ_BYTES: "DRAM bytes read",
+}
 _BATCH_CONTEXT = re.compile(r"batch (\d+),.* context (\d+)")
 _PARTITION = re.compile(r"partition (\d+)$")
 
@@ -50,6 +59,25 @@ def recorded_study(name: str, folder: Path = RECORDED) -> pd.DataFrame:
     if "% of read ceiling" in table:
         table["read_us"] = table["median_us"] * table["% of read ceiling"] / 100
     return table
+
+
+def recorded_layouts(gpu: str = "h200", folder: Path = RECORDED) -> pd.DataFrame:
+    """What Nsight Compute counted of stage 05's first kernel in each layout, on one problem of the study.
+
+    Args:
+        gpu: whose set.
+        folder: of the recorded sets.
+
+    Returns:
+        A row per count, labelled; a column per layout, in the order of ``LAYOUTS``.
+
+    Raises:
+        FileNotFoundError: the GPU has no such table.
+    """
+    table = pd.read_csv(folder / gpu / STUDY / "sectors.csv")
+    first = table[table["kernel"] == find_stage("05").entry]
+    wide = first.pivot(index="metric", columns="layout", values="value")
+    return wide.loc[list(LAYOUT_COUNTS), list(LAYOUTS)].rename(index=LAYOUT_COUNTS).rename_axis(None)
 
 
 def planned_partitions(problem: Problem, sizes: Sequence[int], gpu: Gpu = GPUS["h200"]) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from labs_common import notebooks
 from labs_common.chart_style import new_chart
 from labs_common.display import DATA_KEY, chart_data
 from labs_common.notebooks import NotebookError, code_cells, differences, execute_all, export, read, write
+from labs_common.predictions import ANSWER_TAG, answer_cell
 
 SECTIONS = (
     "What you will learn",
@@ -98,7 +99,11 @@ def test_every_figure_has_alt_text_and_its_data(committed):
 def test_code_cells_are_short(committed):
     _, notebook = committed
 
-    assert [c.id for c in code_cells(notebook) if c.source.count("\n") + 1 > LONGEST_CELL] == []
+    forms = [
+        c for c in code_cells(notebook) if any(t.startswith(ANSWER_TAG) for t in c.metadata.get("tags", ()))
+    ]
+    cells = [c for c in code_cells(notebook) if c not in forms]
+    assert [c.id for c in cells if c.source.count("\n") + 1 > LONGEST_CELL] == []
 
 
 def test_headings_are_in_order(committed):
@@ -125,6 +130,30 @@ def test_a_stage_notebook_loads_its_kernel_and_compares_it(name):
     # the figures of the document that the stage comes from
     assert "reported_metrics(" in source or "design_table(" in source
     assert f'find_stage("{name}")' in source
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES[1:])
+def test_a_stage_notebook_asks_scores_and_checks(name):
+    """Predictions are asked for before the profile, scored after it; then your own kernel is checked."""
+    notebook = read(notebooks.NOTEBOOKS / f"{name}.ipynb")
+    sources = [cell.source for cell in notebook.cells]
+    (form,) = [
+        cell for cell in notebook.cells if f"{ANSWER_TAG}{name}-predictions" in cell.metadata.get("tags", ())
+    ]
+
+    assert form.source == answer_cell(name)
+    order = [
+        form.source,
+        "lessons.show_predictions(predictions, stage)",
+        "lessons.check_mine(stage, engine);",
+    ]
+    places = [sources.index(source) for source in order]
+    headings = [
+        next(n for n, s in enumerate(sources) if f"## {title}" in s)
+        for title in ("Profile", "Read the profile")
+    ]
+    assert places[0] < headings[0] < headings[1] < places[1] < places[2]
+    assert f'start("{name}")' in "\n".join(sources)
 
 
 # The machinery

@@ -9,8 +9,9 @@ from test_charts import readable
 from labs_common import chart_partitions, diagrams, partitioned_warp
 from labs_common.compiler import compile_ptx
 from labs_common.diagrams_partitioned import layouts_side_by_side, three_levels
-from labs_common.partition_tables import planned_partitions, recorded_study
+from labs_common.partition_tables import planned_partitions, recorded_layouts, recorded_study
 from labs_common.problem import PRESETS, Problem
+from labs_common.recorded import RECORDED
 from labs_common.source import Source
 from labs_common.stages import find_stage
 
@@ -60,6 +61,21 @@ def test_a_row_tells_its_shape_its_partition_and_the_time_of_a_plain_read(tmp_pa
     assert table["partition_tokens"][0] == 256 and pd.isna(table["partition_tokens"][1])
     with pytest.raises(FileNotFoundError, match=r"'fp64'.*fp16"):
         recorded_study("fp64", tmp_path)
+
+
+def test_every_layout_asks_for_the_same_and_packed_values_are_stored_by_hand():
+    table = recorded_layouts()
+
+    assert list(table.columns) == ["NHD", "HND", "packed"] and not table.isna().any(axis=None)
+    requests, stores = table.loc["global load requests"], table.loc["shared memory stores"]
+    # The table's own rows of the file, read without pandas.
+    text = (RECORDED / "h200" / "partitions" / "sectors.csv").read_text(encoding="utf-8").splitlines()
+    rows = [
+        line for line in text if line.startswith("paged_attention_partitioned_gqa,") and "_op_ld.sum" in line
+    ]
+    wanted = [float(line.split(",")[2]) for line in rows if "requests" in line and "global_op_ld" in line]
+    assert list(requests) == wanted
+    assert stores["packed"] > 10 * stores["NHD"] == 10 * stores["HND"]
 
 
 def test_partials_and_waves_of_the_documents_problem():
