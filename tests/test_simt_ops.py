@@ -290,6 +290,21 @@ def integer_result(row: ops.Operation, values: tuple[int, ...]) -> int:
             return value - 256 if kind == "s32" and value > 127 else value
 
         return raw[2] + sum(byte(raw[0], k, mods[0]) * byte(raw[1], k, mods[1]) for k in range(4))
+    if opcode == "dp2a":
+        total = raw[2]
+        for k in range(2):
+            wide, narrow = raw[0] >> 16 * k & 0xFFFF, raw[1] >> 8 * (k + 2 * (mods[0] == "hi")) & 0xFF
+            wide -= 0x10000 if mods[1] == "s32" and wide > 0x7FFF else 0
+            narrow -= 0x100 if mods[2] == "s32" and narrow > 0x7F else 0
+            total += wide * narrow
+        return total
+    if opcode == "bmsk":
+        start, count = raw[:2] if mods[0] == "clamp" else (raw[0] % 32, raw[1] % 32)
+        return sum(1 << k for k in range(start, min(32, start + count)))
+    if opcode == "szext":
+        count = min(raw[1], 32) if mods[0] == "clamp" else raw[1] % 32
+        field = raw[0] & ((1 << count) - 1)
+        return field - (1 << count) if type_ == "s32" and count and field >> (count - 1) else field
     if opcode == "selp":
         return raw[0] if raw[2] else raw[1]
     if opcode == "mov" or (opcode == "cvta" and mods[-2] in ("global", "const", "param")):
@@ -302,12 +317,17 @@ def integer_result(row: ops.Operation, values: tuple[int, ...]) -> int:
 INTEGER_OPCODES = (
     *("add", "sub", "mul", "mad", "mul24", "mad24", "div", "rem", "min", "max", "neg", "abs", "not", "cnot"),
     *("and", "or", "xor", "shl", "shr", "shf", "popc", "clz", "brev", "bfind", "bfe", "bfi", "sad", "dp4a"),
+    *("dp2a", "bmsk", "szext"),
     *("selp", "mov", "cvta"),
 )
 
 
 # the rows of f64 with directed rounding are tested with floating point
-WHOLE = [r for r in rows(*INTEGER_OPCODES) if r.emit is None and r.group not in ("fp64", "special")]
+WHOLE = [
+    r
+    for r in rows(*INTEGER_OPCODES)
+    if (r.emit is None and r.group not in ("fp64", "special")) or r.name[:4] in ("dp2a", "bmsk", "szex")
+]
 
 
 @pytest.mark.parametrize("row", WHOLE, ids=by_name)

@@ -560,6 +560,14 @@ def _bit_fields(opcode: str, mods, instruction) -> Operation | None:
         return _alu(name, "logic", ("u32",), (type_,), popcount if opcode == "popc" else leading_zeros)
     if opcode == "bfind" and type_ in ("u32", "s32", "u64", "s64") and mods[:-1] in ((), ("shiftamt",)):
         return _alu(name, "logic", ("u32",), (type_,), _find_high(type_, len(mods) == 2))
+    if opcode == "bmsk" and len(mods) == 2 and mods[0] in ("clamp", "wrap") and type_ == "b32":
+        return _float(name, "logic", ("b32",), ("b32", "b32"), vm.bit_mask(mods[0] == "wrap"))
+    if opcode == "szext" and len(mods) == 2 and mods[0] in ("clamp", "wrap") and type_ in ("u32", "s32"):
+        emit = vm.extend_bits(type_ == "s32", mods[0] == "wrap")
+        return _float(name, "logic", (type_,), (type_, "u32"), emit)
+    if opcode == "dp2a" and len(mods) == 3 and mods[0] in ("lo", "hi") and {*mods[1:]} <= {"u32", "s32"}:
+        emit = vm.dot_two(mods[1] == "s32", mods[2] == "s32", mods[0] == "hi")
+        return _float(name, "integer", ("u32",), ("u32", "u32", "u32"), emit)
     if opcode == "dp4a" and len(mods) == 2 and all(m in ("u32", "s32") for m in mods):
         function = _dot_bytes(mods[0] == "s32", mods[1] == "s32")
         return _alu(name, "integer", ("u32",), ("u32", "u32", "u32"), function)
@@ -1073,7 +1081,7 @@ _FAMILIES: dict[str, Callable] = {
     **dict.fromkeys(("and", "or", "xor", "not", "cnot"), _logic),
     **dict.fromkeys(("shl", "shr"), _shift),
     **dict.fromkeys(("shf", "prmt", "lop3", "bfe", "bfi", "brev", "popc", "clz", "bfind"), _bit_fields),
-    **dict.fromkeys(("dp4a", "sad"), _bit_fields),
+    **dict.fromkeys(("dp4a", "dp2a", "sad", "bmsk", "szext"), _bit_fields),
     **dict.fromkeys(("setp", "set"), _setp),
     **dict.fromkeys(("selp", "slct"), _selp),
     **{
@@ -1241,6 +1249,9 @@ def _table() -> tuple[Operation, ...]:
     wide = ("u32", "s32", "u64", "s64", "b32", "b64")
     names += [(o, (t,)) for o in ("bfe", "bfi", "brev", "popc", "clz", "bfind", "sad") for t in wide]
     names += [("bfind", ("shiftamt", t)) for t in wide]
+    names += [("bmsk", (m, "b32")) for m in ("clamp", "wrap")]
+    names += [("szext", (m, t)) for m in ("clamp", "wrap") for t in ("u32", "s32")]
+    names += [("dp2a", (h, a, b)) for h in ("lo", "hi") for a in ("u32", "s32") for b in ("u32", "s32")]
     names += [("dp4a", (a, b)) for a in ("u32", "s32") for b in ("u32", "s32")]
     compare = (*_COMPARE, *[c for c in (*vm._ORDERED, *vm._UNORDERED) if c not in _COMPARE])
     stypes = (*bits[1:], *every)

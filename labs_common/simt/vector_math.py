@@ -797,6 +797,65 @@ def with_carry(operation: str, type_: str, takes: bool, gives: bool, half: str =
     return function
 
 
+# ---- bit patterns
+
+
+def bit_mask(wrap: bool) -> Callable:
+    """bmsk: as many bits as b says from bit a on. clamp: 0 from bit 32 on, all of them for 32 and more."""
+
+    def function(e: Emitter, at: Value, width: Value) -> Value:
+        b = e.builder
+        low, ones, zero = e.const("b32", 31), e.const("b32", -1), e.const("b32", 0)
+        start, length = b.and_(at, low), b.and_(width, low)
+        end = b.add(start, length)
+        above = b.shl(ones, start)
+        beyond = b.shl(ones, b.and_(end, low))
+        over = b.icmp_unsigned(">=", end, e.const("b32", 32))
+        if not wrap:
+            over = b.or_(over, b.icmp_unsigned(">=", width, e.const("b32", 32)))
+            above = e.select(b.icmp_unsigned(">=", at, e.const("b32", 32)), zero, above)
+        beyond = e.select(b.icmp_unsigned("==", length, zero), ones, beyond)
+        return b.and_(above, b.not_(e.select(over, zero, beyond)))
+
+    return function
+
+
+def extend_bits(signed: bool, wrap: bool) -> Callable:
+    """szext: the low b bits of a, extended by their sign or by zeros; b modulo 32 or at most 32."""
+
+    def function(e: Emitter, value: Value, width: Value) -> Value:
+        b = e.builder
+        zero, most = e.const("b32", 0), e.const("b32", 32)
+        if wrap:
+            width = b.and_(width, e.const("b32", 31))
+        else:
+            width = e.select(b.icmp_unsigned(">", width, most), most, width)
+        none = b.icmp_unsigned("==", width, zero)
+        shift = b.sub(most, e.select(none, most, width))
+        shift = e.select(none, zero, shift)
+        moved = b.shl(value, shift)
+        back = (b.ashr if signed else b.lshr)(moved, shift)
+        return e.select(none, zero, back)
+
+    return function
+
+
+def dot_two(signed_a: bool, signed_b: bool, high: bool) -> Callable:
+    """dp2a: two 16-bit elements of a times two bytes of b (its lower or upper half), added to c."""
+
+    def function(e: Emitter, x: Value, y: Value, total: Value) -> Value:
+        b = e.builder
+        for part in range(2):
+            wide = b.lshr(x, e.const("b32", 16 * part))
+            byte = b.lshr(y, e.const("b32", 8 * (part + 2 * high)))
+            wide = e.cast("sext" if signed_a else "zext", e.cast("trunc", wide, "b16"), "b32")
+            byte = e.cast("sext" if signed_b else "zext", e.cast("trunc", byte, "b8"), "b32")
+            total = b.add(total, b.mul(wide, byte))
+        return total
+
+    return function
+
+
 # ---- arrays
 
 DTYPES = {
