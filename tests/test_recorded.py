@@ -92,7 +92,7 @@ def test_the_search_for_private_paths_finds_them():
     for path in (
         b"/home/someone/lab/k.cu",
         b"/opt/torch/.venv/bin/python3",
-        b"/work/lab/kernel.cu",
+        b"/srv/lab/kernel.cu",
         b"C:\\Users\\me",
     ):
         found = {
