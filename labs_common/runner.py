@@ -268,7 +268,7 @@ def simulate(
     for kernel, mix in outcome.mix.items():
         total = sum(mix.values())
         shares = ", ".join(f"{group} {100 * count / total:.1f} %" for group, count in list(mix.items())[:10])
-        console.print(f"{kernel}: {total:,} lane-instructions: {shares}", highlight=False)
+        console.print(f"{kernel}: {total:,} lane-instructions: {shares}", highlight=False, soft_wrap=True)
     page.parent.mkdir(parents=True, exist_ok=True)
     title = f"{stage.id} on {problem.name}, {engine.front_end.label}"
     body = heat_map(source, outcome.metrics, title)
@@ -276,14 +276,17 @@ def simulate(
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title>{body}</html>",
         encoding="utf-8",
     )
-    console.print(f"counts per line: {page}", highlight=False)
+    console.print(f"counts per line: {page}", highlight=False, soft_wrap=True)
     return 0 if verdict.ok and not outcome.findings else 1
 
 
 def print_report(report: Report, console: Console) -> None:
     """A report for a person: one line per problem, then what is wrong."""
     if report.error is not None:
-        console.print(f"[red]{report.source_name} cannot run as {report.stage}[/]\n{escape(report.error)}")
+        console.print(
+            f"[red]{report.source_name} cannot run as {report.stage}[/]\n{escape(report.error)}",
+            soft_wrap=True,
+        )
     for result in report.results:
         verdict = result.verdict
         if result.ok:
@@ -294,13 +297,15 @@ def print_report(report: Report, console: Console) -> None:
         else:
             mark = "[red]wrong[/]"
             words = result.error or (verdict.diagnosis if verdict else "")
-        console.print(f"{mark} {escape(str(result.problem))}: {escape(words)}")
+        console.print(f"{mark} {escape(str(result.problem))}: {escape(words)}", soft_wrap=True)
         for finding in result.findings:
-            console.print(f"      {escape(str(finding))}")
+            console.print(f"      {escape(str(finding))}", soft_wrap=True)
     if report.diagnosis is not None:
-        console.print(f"[bold]diagnosis:[/] {escape(report.diagnosis.sentence)}")
+        console.print(f"[bold]diagnosis:[/] {escape(report.diagnosis.sentence)}", soft_wrap=True)
     if report.ok:
-        console.print(f"[green]{report.source_name} is right as {report.stage}[/] ({report.engine})")
+        console.print(
+            f"[green]{report.source_name} is right as {report.stage}[/] ({report.engine})", soft_wrap=True
+        )
 
 
 def _progress(console: Console) -> Progress:
