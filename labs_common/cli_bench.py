@@ -94,7 +94,7 @@ def fuzz(
     from labs_common.fuzz import Report, fuzz
 
     first = secrets.randbelow(2**31) if seed is None else seed
-    console.print(f"seeds from {first}")
+    console.print(f"seeds from {first}", soft_wrap=True)
     with console.status("fuzzing") as status:
 
         def tell(report: Report) -> None:
@@ -102,7 +102,7 @@ def fuzz(
             status.update(f"{report.cases} cases: {counts}")
 
         report = fuzz(seconds, first, out, tell, cases)
-    console.print(report.summary(), highlight=False, markup=False)
+    console.print(report.summary(), highlight=False, markup=False, soft_wrap=True)
     for case, outcome in report.failures:
         console.print(f"\nseed {case.seed}, {case.kind} of {case.origin}:", style="red")
         console.print(outcome.words[:2000], markup=False)

@@ -5,6 +5,9 @@ from collections import Counter
 
 import pytest
 
+# Consoles take their width when they are made; a test process may have been given a narrow one.
+os.environ["COLUMNS"] = "200"
+
 from labs_common.doctor import engine_choice
 from labs_common.engines import open_engine
 
