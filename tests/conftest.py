@@ -1,12 +1,16 @@
 """Skipped tests are counted by kind, and only three kinds are allowed."""
 
 import os
+import signal
 from collections import Counter
 
 import pytest
 
 # Consoles take their width when they are made; a test process may have been given a narrow one.
 os.environ["COLUMNS"] = "200"
+# A shell starts its background jobs with Ctrl-C ignored; tests of Ctrl-C, and the processes they start, need it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from labs_common.doctor import engine_choice
 from labs_common.engines import open_engine
