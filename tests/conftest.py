@@ -8,7 +8,7 @@ import pytest
 
 # Consoles take their width when they are made; a test process may have been given a narrow one.
 os.environ["COLUMNS"] = "200"
-# A shell starts its background jobs with Ctrl-C ignored; tests of Ctrl-C, and the processes they start, need it.
+# A shell starts its background jobs with Ctrl-C ignored; tests of it, and the processes they start, need it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
