@@ -271,7 +271,9 @@ def _code(text: str) -> list[str]:
 
 def _after_finding(finding: Finding, found: Diagnosis | None, source: Source, stage: Stage) -> Diagnosis:
     """A finding in words, then the fault that the numbers show, if any."""
-    sentence = f"{finding}. {_REMEDIES.get(finding.tool, '')}".rstrip(". ") + "."
+    missing_wait = finding.kind.startswith("Missing wait")  # its own message names the remedy
+    remedy = "" if missing_wait else _REMEDIES.get(finding.tool, "")
+    sentence = f"{finding}. {remedy}".rstrip(". ") + "."
     line = finding.line if finding.line and finding.file.endswith(source.name) else None
     if found is None or found.fault is None:
         return Diagnosis(finding.tool, None, sentence, line=line)
