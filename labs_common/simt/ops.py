@@ -1192,9 +1192,13 @@ def _check_operands(instruction: Instruction, row: Operation) -> None:
 
 
 def _fits(register: Register, type_: str, wider: bool = True) -> bool:
-    """Whether a register can hold a type: as wide, or wider where that is allowed; predicates apart."""
+    """Whether a register can hold a type: as wide, or wider where that is allowed; predicates apart.
+
+    Source: PTX ISA, "Operand Size Exceeding Instruction-Type Size": floating-point types allow no wider one.
+    """
     if "pred" in (register.type, type_):
         return register.type == type_
+    wider = wider and type_ not in ("f16", "f32", "f64")
     return TYPE_BYTES[type_] == TYPE_BYTES[register.type] or (
         wider and TYPE_BYTES[type_] < TYPE_BYTES[register.type]
     )
