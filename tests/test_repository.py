@@ -38,7 +38,7 @@ def test_make_knows_its_targets_and_the_readme_names_them(target, readme):
 
 
 def test_no_file_that_is_a_tests_input_is_imported_with_the_tests():
-    """A submission's conftest.py once put its own numpy.py on the path of every process that tests started."""
+    """A submission's conftest.py once put its own numpy.py on the path of all processes of the tests."""
     inputs = [str(path) for path in (ROOT / "tests").iterdir() if path.is_dir()]
 
     assert not [place for place in sys.path if place.startswith(tuple(inputs))]
