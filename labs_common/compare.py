@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
+from labs_common.problem import storage_dtype
 from labs_common.reference import Reference
+
+# Largest relative error of rounding to nearest: 2^-(bits of the significand).
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Verdict:
     diagnosis: str
 
 
-def tolerance(expected: Reference) -> np.ndarray:
+def tolerance(expected: Reference, weights: str = "float32") -> np.ndarray:
     """How far each element of the output may be off, relative to its row's ``expected.magnitude``.
 
     With u = 2^-24, the unit roundoff of fp32 arithmetic, and T the context length, a row is allowed
@@ -39,30 +44,41 @@ def tolerance(expected: Reference) -> np.ndarray:
       absolute error into a relative one of the weight, in numerator and denominator;
     * 16·u for the exponentials (``__expf`` errs by 2 and more units in the last place) and the division.
 
-    An output stored as float16 may be off by half a unit in its own last place besides.
+    An output stored in 16 bits may be off by half a unit in its own last place besides. Where a kernel rounds
+    the softmax weights to 16 bits, as tensor cores need them, each errs by up to the dtype's unit roundoff
+    relative to itself, and so does their weighted sum relative to the row's magnitude.
 
     A token left out of random data at 4,096 tokens is seen; from some 30,000 on it drowns in what rounding
     may do, and only inputs made for it (one token with nearly all the weight) show it.
 
+    Args:
+        expected: from ``reference``.
+        weights: dtype that the kernel's softmax weights are rounded to.
+
     Returns:
         ``[batch, query_heads, head_dim]`` float64.
     """
-    unit = 2.0**-24
+    unit = UNIT_ROUNDOFF["float32"]
     context = np.array(expected.problem.context_lengths, float)[:, None]
     row = unit * (16 + 4 * np.sqrt(context) + 8 * expected.score_size)
     allowed = np.broadcast_to(row[:, :, None], expected.output.shape)
-    if expected.problem.dtype == "float16":
-        half_unit = np.maximum(np.abs(expected.output) * 2.0**-11, 2.0**-25)
+    stored = expected.problem.query_dtype
+    if stored != "float32":
+        smallest = 0.5 * float(ml_dtypes.finfo(storage_dtype(stored)).smallest_subnormal)
+        half_unit = np.maximum(np.abs(expected.output) * UNIT_ROUNDOFF[stored], smallest)
         allowed = allowed + half_unit / np.maximum(expected.magnitude, 2.0**-1022)[:, :, None]
+    if weights != "float32":
+        allowed = allowed + UNIT_ROUNDOFF[weights]
     return allowed
 
 
-def compare(output: np.ndarray, expected: Reference) -> Verdict:
+def compare(output: np.ndarray, expected: Reference, weights: str = "float32") -> Verdict:
     """Hold an output against the reference, row by row (a row is one query head of one sequence).
 
     Args:
         output: ``[batch, query_heads, head_dim]``, any float dtype.
         expected: from ``reference`` on the same problem and inputs.
+        weights: dtype that the kernel's softmax weights are rounded to; see ``tolerance``.
     """
     output = np.asarray(output)
     if output.shape != expected.output.shape:
@@ -81,7 +97,7 @@ def compare(output: np.ndarray, expected: Reference) -> Verdict:
             worst,
             f"{count} of {finite.size} elements are not finite, the first at {_place(worst)}",
         )
-    allowed = tolerance(expected)
+    allowed = tolerance(expected, weights)
     # An empty context has magnitude 0 and must be exactly 0: any error there is infinite.
     difference = np.abs(output - expected.output)
     with np.errstate(divide="ignore", invalid="ignore"):

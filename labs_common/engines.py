@@ -28,7 +28,7 @@ from labs_common.gpus import find_gpu
 from labs_common.inputs import Inputs, validate_inputs
 from labs_common.metrics import Metrics
 from labs_common.plans import Device, Launch, Plan
-from labs_common.problem import Problem
+from labs_common.problem import Problem, storage_dtype
 from labs_common.simt import cupy_like
 from labs_common.simt.arguments import check_arguments
 from labs_common.simt.cupy_like import RATES, RawModule
@@ -128,10 +128,12 @@ class Engine:
 
     def upload(self, inputs: Inputs) -> dict[str, Any]:
         """The arrays of a problem where kernels can read them, by name."""
-        return {name: self.xp.asarray(array) for name, array in inputs.arrays().items()}
+        return {name: self.xp.asarray(_plain(array)) for name, array in inputs.arrays().items()}
 
     def poisoned(self, shape: tuple[int, ...], dtype: Any, name: str) -> Any:
         """An array of NaN that a kernel is to write."""
+        if np.dtype(dtype).kind == "V":
+            return self.xp.asarray(_plain(np.full(shape, np.nan, dtype)))
         return self.xp.full(shape, np.nan, dtype=dtype)
 
     def prepare(
@@ -172,8 +174,12 @@ class Engine:
         arguments = [problem_struct(problem, inputs), pointer_struct(arrays), output]
         if scratch:
             arguments.append(pointer_struct(scratch))
-        arguments += [np.int32(number) for number in plan.numbers.values()]
+        arguments += [np.float32(n) if isinstance(n, float) else np.int32(n) for n in plan.numbers.values()]
         return Call(plan.launches, kernels, tuple(arguments), output, [arrays, scratch])
+
+    def read(self, call: Call, problem: Problem) -> np.ndarray:
+        """A call's output in NumPy, of the problem's query_dtype."""
+        return self.xp.asnumpy(call.output).view(storage_dtype(problem.query_dtype))
 
     def run(
         self,
@@ -211,6 +217,11 @@ class Engine:
 
     def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool) -> Outcome:
         raise NotImplementedError
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The same bytes in a dtype that CuPy knows: it has no fp8, and bfloat16 only in some versions."""
+    return array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
 
 
 def problem_struct(problem: Problem, inputs: Inputs) -> np.void:
@@ -327,7 +338,7 @@ class GpuEngine(Engine):
         table = metrics_table.build(
             rows, source="measured", tool="events", gpu=self.device.name, stage=stage.id, problem=problem.name
         )
-        return Outcome(self.xp.asnumpy(call.output), table, (), self.name, seconds)
+        return Outcome(self.read(call, problem), table, (), self.name, seconds)
 
 
 class TooLong(ValueError):
@@ -428,7 +439,7 @@ class SimulatorEngine(Engine):
                 )
             )
         table = metrics_table.concat(tables)
-        return Outcome(self.xp.asnumpy(call.output), table, tuple(findings), self.name, seconds, mix)
+        return Outcome(self.read(call, problem), table, tuple(findings), self.name, seconds, mix)
 
     def _refuse_long(self, call: Call, problem: Problem) -> None:
         """Raise TooLong where a sample of the blocks says so; small problems are not sampled."""

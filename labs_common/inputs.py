@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from labs_common.layouts import cache_shapes, from_nhd
-from labs_common.problem import Problem
+from labs_common.problem import Problem, storage_dtype
 
 SPARE_PAGES = 3  # pages of the pool that no sequence owns, filled with NaN
 
@@ -17,11 +17,11 @@ class Inputs:
     """The arrays that a kernel reads, in NumPy.
 
     Attributes:
-        query: ``[batch, query_heads, head_dim]`` of the problem's dtype.
+        query: ``[batch, query_heads, head_dim]`` of the problem's query_dtype.
         key_cache, value_cache: of the problem's layout and dtype; ``layouts`` gives their shapes.
         block_tables: ``[batch, max_pages]`` int32, the physical page of each logical page.
         context_lengths: ``[batch]`` int32.
-        scale: factor on every score.
+        scale: factor on every score, the scale of fp8 keys included.
     """
 
     query: np.ndarray
@@ -63,11 +63,11 @@ def make_inputs(problem: Problem, seed: int = 0) -> Inputs:
             shared = shares and row == sharing[1] and column == 0
             tables[row, column] = tables[sharing[0], 0] if shared else next(free)
 
-    def normal(*shape: int) -> np.ndarray:
-        return random.standard_normal(shape, dtype=np.float32).astype(problem.dtype, copy=False)
+    def normal(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return random.standard_normal(shape, dtype=np.float32).astype(storage_dtype(dtype), copy=False)
 
     cache_shape = (len(pool), problem.page_size, problem.kv_heads, problem.head_dim)
-    key_cache, value_cache = normal(*cache_shape), normal(*cache_shape)
+    key_cache, value_cache = normal(cache_shape, problem.dtype), normal(cache_shape, problem.dtype)
     unused = np.ones(cache_shape[:2], bool)
     for row, length in enumerate(problem.context_lengths):
         full, rest = divmod(length, problem.page_size)
@@ -76,7 +76,7 @@ def make_inputs(problem: Problem, seed: int = 0) -> Inputs:
             unused[tables[row, full], :rest] = False
     key_cache[unused] = np.nan
     value_cache[unused] = np.nan
-    query = normal(problem.batch, problem.query_heads, problem.head_dim)
+    query = normal((problem.batch, problem.query_heads, problem.head_dim), problem.query_dtype)
     key_cache, value_cache = from_nhd(problem, key_cache, value_cache)
     return Inputs(
         query=query,
@@ -84,7 +84,7 @@ def make_inputs(problem: Problem, seed: int = 0) -> Inputs:
         value_cache=value_cache,
         block_tables=tables,
         context_lengths=np.array(problem.context_lengths, np.int32),
-        scale=problem.scale,
+        scale=problem.scale * problem.key_scale,
     )
 
 
@@ -97,7 +97,7 @@ def validate_inputs(problem: Problem, inputs: Inputs) -> None:
     """
     key_shape, value_shape = cache_shapes(problem)
     expected = {
-        "query": ((problem.batch, problem.query_heads, problem.head_dim), problem.dtype),
+        "query": ((problem.batch, problem.query_heads, problem.head_dim), problem.query_dtype),
         "key_cache": (key_shape, problem.dtype),
         "value_cache": (value_shape, problem.dtype),
         "block_tables": ((problem.batch, None), "int32"),
@@ -110,7 +110,7 @@ def validate_inputs(problem: Problem, inputs: Inputs) -> None:
         ):
             wanted = tuple("any" if want is None else want for want in shape)
             raise ValueError(f"{name} has shape {array.shape}; this problem needs {wanted}")
-        if array.dtype != np.dtype(dtype):
+        if array.dtype != storage_dtype(dtype):
             raise ValueError(f"{name} has dtype {array.dtype}; this problem needs {dtype}")
         if not array.flags.c_contiguous:
             raise ValueError(

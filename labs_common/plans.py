@@ -67,7 +67,7 @@ class Plan:
         launches: in order.
         defines: macros that the source is compiled with.
         scratch: float32 arrays by name, each with its shape.
-        numbers: int32 arguments by name.
+        numbers: arguments by name; whole numbers are int32 and others float32.
         counters: int32 arrays by name, each with its shape; zeros, and zeros again after every call. Their
             pointers follow those of the scratch arrays.
     """
@@ -75,7 +75,7 @@ class Plan:
     launches: tuple[Launch, ...]
     defines: Mapping[str, int | str] = field(default_factory=dict)
     scratch: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    numbers: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, int | float] = field(default_factory=dict)
     counters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

@@ -6,9 +6,11 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
-DTYPES = ("float32", "float16")
+DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn")
+FP8 = "float8_e4m3fn"  # of the Open Compute Project: 4 bits of exponent, 3 of mantissa, NaN but no infinity
 LAYOUTS = ("NHD", "HND", "packed")
 MAX_INT = 2**31 - 1
 
@@ -23,8 +25,9 @@ class Problem:
         head_dim: length of one head's vector.
         page_size: tokens in one page of the cache.
         context_lengths: cached tokens of each sequence, 0 allowed; its length is the batch size.
-        dtype: of query, cache and output, one of ``DTYPES``.
+        dtype: of the cache, one of ``DTYPES``; ``query_dtype`` is that of query and output.
         layout: of a cache page, one of ``LAYOUTS``; see ``layouts``.
+        key_scale, value_scale: what a stored fp8 key or value is multiplied by; 1 for every other dtype.
         name: shown in tables and file names.
 
     Raises:
@@ -39,6 +42,8 @@ class Problem:
     dtype: str = "float32"
     layout: str = "NHD"
     name: str = "custom"
+    key_scale: float = 1.0
+    value_scale: float = 1.0
 
     def __post_init__(self) -> None:
         for field in ("query_heads", "kv_heads", "head_dim", "page_size"):
@@ -54,6 +59,12 @@ class Problem:
             raise ValueError(f"dtype={self.dtype!r}: allowed are {', '.join(DTYPES)}")
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout={self.layout!r}: allowed are {', '.join(LAYOUTS)}")
+        for field in ("key_scale", "value_scale"):
+            scale = getattr(self, field)
+            if not (isinstance(scale, (int, float)) and math.isfinite(scale) and scale > 0):
+                raise ValueError(f"{field}={scale!r} must be a positive number")
+            if scale != 1 and self.dtype != FP8:
+                raise ValueError(f"{field}={scale}: only a cache of {FP8} is scaled; {self.dtype} needs 1")
         chunk = 16 // self.itemsize
         if self.layout == "packed" and self.head_dim % chunk:
             raise ValueError(
@@ -87,8 +98,13 @@ class Problem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element of query, cache and output."""
-        return np.dtype(self.dtype).itemsize
+        """Bytes of one element of the cache."""
+        return storage_dtype(self.dtype).itemsize
+
+    @property
+    def query_dtype(self) -> str:
+        """Of query and output: the cache's, or float16 beside an fp8 cache, whose queries stay exact."""
+        return "float16" if self.dtype == FP8 else self.dtype
 
     @property
     def kv_bytes(self) -> int:
@@ -98,7 +114,8 @@ class Problem:
     @property
     def minimum_bytes(self) -> int:
         """Bytes that must cross the memory bus at least: K/V, query, output and the used table entries."""
-        vectors = 2 * self.batch * self.query_heads * self.head_dim * self.itemsize
+        itemsize = storage_dtype(self.query_dtype).itemsize
+        vectors = 2 * self.batch * self.query_heads * self.head_dim * itemsize
         return self.kv_bytes + vectors + 4 * (sum(self.pages_per_sequence) + self.batch)
 
     def replace(self, **changes: object) -> Problem:
@@ -115,6 +132,11 @@ class Problem:
             f"head_dim {self.head_dim}, page {self.page_size}, context {span}, {self.dtype}"
             + ("" if self.layout == "NHD" else f", {self.layout}")
         )
+
+
+def storage_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of a name in ``DTYPES``; ``ml_dtypes`` has those that NumPy lacks."""
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def _whole(field: str, value: object, least: int) -> int:

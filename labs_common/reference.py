@@ -36,7 +36,8 @@ def reference(problem: Problem, inputs: Inputs) -> Reference:
     """Attention of every query head over its sequence's pages, in float64.
 
     ``output = softmax(scale · q·Kᵀ) · V`` (Vaswani et al. 2017, eq. 1) with K and V gathered through the
-    block table. An empty context gives an output of exactly 0 and a log-sum-exp of −inf.
+    block table; fp8 keys and values count times their scales. An empty context gives an output of exactly 0
+    and a log-sum-exp of −inf.
 
     Raises:
         ValueError: the inputs do not fit the problem.
@@ -76,4 +77,4 @@ def _gather(problem: Problem, inputs: Inputs, row: int) -> tuple[np.ndarray, np.
         cache.reshape(-1, problem.kv_heads, problem.head_dim)[:length].transpose(1, 0, 2).astype(np.float64)
         for cache in to_nhd(problem, inputs.key_cache[pages], inputs.value_cache[pages])
     )
-    return key, value
+    return key, value * problem.value_scale

@@ -15,7 +15,7 @@ from labs_common.plans import (
     plan_split_context,
     plan_warp_per_query_head,
 )
-from labs_common.problem import DTYPES, LAYOUTS, Problem
+from labs_common.problem import LAYOUTS, Problem
 from labs_common.source import KERNELS, Source
 
 
@@ -86,7 +86,7 @@ STAGES: tuple[Stage, ...] = (
         "05_partitioned_gqa",
         plan_partitioned_gqa,
         "a split context and shared pages, merged over lanes, warps and partitions",
-        DTYPES,
+        ("float32", "float16"),
         LAYOUTS,
     ),
 )

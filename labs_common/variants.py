@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labs_common.plans import PARTITION_TOKENS, WARP_SIZE, Device, Launch, Plan, plan_partitioned_gqa
-from labs_common.problem import DTYPES, LAYOUTS, Problem
+from labs_common.problem import LAYOUTS, Problem
 from labs_common.source import KERNELS
 from labs_common.stages import Stage
 
@@ -45,14 +45,14 @@ VARIANTS: tuple[Variant, ...] = (
         "05_partitioned_gqa_last_block",
         plan_last_block,
         "the last block to finish merges, in place of a second launch",
-        DTYPES,
+        ("float32", "float16"),
         LAYOUTS,
     ),
     Variant(
         "05_partitioned_gqa_cub",
         plan_cub,
         "cub::WarpReduce and cub::BlockReduce with the same combine",
-        DTYPES,
+        ("float32", "float16"),
         LAYOUTS,
     ),
 )

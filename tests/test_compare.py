@@ -1,11 +1,13 @@
 """What is right passes with fp32 rounding; what is wrong never does, however small."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from labs_common.compare import compare, tolerance
 from labs_common.inputs import make_inputs
-from labs_common.problem import PRESETS, Problem
+from labs_common.problem import PRESETS, Problem, storage_dtype
 from labs_common.reference import reference
 
 PROBLEM = PRESETS["ragged"]
@@ -153,3 +155,29 @@ def test_an_empty_batch_is_right():
     expected = reference(problem, make_inputs(problem))
 
     assert compare(np.zeros((0, 4, 8), np.float32), expected).ok
+
+
+@pytest.mark.parametrize(("weights", "bits"), [("float16", 11), ("bfloat16", 8)])
+def test_rounded_weights_are_allowed_where_a_stage_rounds_them(weights, bits):
+    """A weight of 1/3 in 16 bits errs by up to 2^-bits of itself: too much for fp32, allowed for it."""
+    problem = Problem(1, 1, 64, 16, (3,), "bfloat16")
+    inputs = make_inputs(problem, 5)
+    inputs = dataclasses.replace(inputs, query=np.zeros_like(inputs.query))
+    expected = reference(problem, inputs)
+    exact = dataclasses.replace(expected, problem=problem.replace(dtype="float32"))
+    off = expected.output + 0.9 * 2.0**-bits * expected.magnitude[:, :, None]
+
+    assert compare(off, exact, weights).ok
+    assert not compare(off, exact).ok
+    assert not compare(off + 0.5 * (off - expected.output), exact, weights).ok
+
+
+def test_a_bfloat16_output_may_be_off_by_half_a_unit():
+    problem = Problem(2, 1, 64, 16, (300,), "bfloat16")
+    expected = reference(problem, make_inputs(problem))
+    rounded = expected.output.astype(storage_dtype("bfloat16"))
+    off = rounded.copy()
+    off[0, 1, 5] = (off[:, 1, 5].view(np.uint16) + np.uint16(2)).view(off.dtype)[0]
+
+    assert compare(rounded, expected).ok
+    assert not compare(off, expected).ok

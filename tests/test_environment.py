@@ -51,7 +51,7 @@ def conda_requirements():
         if isinstance(entry, dict):
             from_pip = entry["pip"]
             continue
-        name, operator, version = re.fullmatch(r"([a-z0-9-]+)(?:(>=|=)([\d.]+))?", entry).groups()
+        name, operator, version = re.fullmatch(r"([a-z0-9_-]+)(?:(>=|=)([\d.]+))?", entry).groups()
         listed[name] = ({"=": "=="}.get(operator, operator), version)
     return listed, from_pip
 

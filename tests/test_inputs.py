@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labs_common.inputs import SPARE_PAGES, make_inputs, validate_inputs
-from labs_common.problem import PRESETS, Problem
+from labs_common.problem import DTYPES, PRESETS, Problem
 from labs_common.reference import reference
 
 problems = st.builds(
@@ -125,3 +125,17 @@ def test_a_context_longer_than_its_table_is_refused():
         validate_inputs(problem, with_array(inputs, context_lengths=lengths))
     with pytest.raises(ValueError, match=r"context_lengths\[1\]=49"):
         reference(problem, with_array(inputs, context_lengths=lengths))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_inputs_of_every_dtype_have_poison_where_nobody_may_read(dtype):
+    problem = Problem(4, 2, 32, 4, (6, 0), dtype)
+    inputs = make_inputs(problem, 1)
+
+    validate_inputs(problem, inputs)
+    key = inputs.key_cache.astype(np.float64)
+    first, second = inputs.block_tables[0, :2]
+    assert np.isfinite(key[first]).all() and np.isfinite(key[second, :2]).all()
+    assert np.isnan(key[second, 2:]).all()
+    assert inputs.key_cache.dtype.itemsize == problem.itemsize
+    assert inputs.query.dtype == (np.float16 if "float8" in dtype else inputs.key_cache.dtype)

@@ -12,7 +12,7 @@ from labs_common.reference import reference
 
 problems = st.builds(
     lambda heads, chunks, page_size, dtype, lengths: Problem(
-        heads, heads, 8 * chunks, page_size, tuple(lengths), dtype
+        heads, heads, 16 * chunks, page_size, tuple(lengths), dtype
     ),
     st.integers(1, 3),
     st.integers(1, 4),
@@ -23,10 +23,10 @@ problems = st.builds(
 
 
 def numbered(problem, pages):
-    """NHD caches in which no two elements are alike, as far as the dtype can count."""
+    """NHD caches of the dtype's width in which no two elements are alike, as far as its bits can count."""
     shape = cache_shapes(problem, pages, "NHD")[0]
-    key = np.arange(np.prod(shape)).reshape(shape).astype(problem.dtype)
-    return key, -1 - key
+    key = np.arange(np.prod(shape)).reshape(shape).astype(f"u{problem.itemsize}")
+    return key, ~key
 
 
 @given(problems, st.integers(0, 5), st.sampled_from(LAYOUTS))
@@ -45,22 +45,22 @@ def test_there_and_back_again_changes_no_bit(problem, pages, layout):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_address_of_every_element(dtype):
     """The offset of (page, slot, head, dimension) by the formulas of each layout, written out."""
-    problem = Problem(3, 3, 24, 4, (), dtype)
-    pages, x = 2, {"float32": 4, "float16": 8}[dtype]
+    problem = Problem(3, 3, 48, 4, (), dtype)
+    pages, x = 2, {"float32": 4, "float16": 8, "bfloat16": 8, "float8_e4m3fn": 16}[dtype]
     key, value = numbered(problem, pages)
     flat = {layout: [a.ravel() for a in from_nhd(problem, key, value, layout)] for layout in LAYOUTS}
 
-    for page, slot, head, d in np.ndindex(pages, 4, 3, 24):
-        packed_key = (((page * 3 + head) * (24 // x) + d // x) * 4 + slot) * x + d % x
+    for page, slot, head, d in np.ndindex(pages, 4, 3, 48):
+        packed_key = (((page * 3 + head) * (48 // x) + d // x) * 4 + slot) * x + d % x
         offsets = {
-            "NHD": ((page * 4 + slot) * 3 + head) * 24 + d,
-            "HND": ((page * 3 + head) * 4 + slot) * 24 + d,
+            "NHD": ((page * 4 + slot) * 3 + head) * 48 + d,
+            "HND": ((page * 3 + head) * 4 + slot) * 48 + d,
             "packed": packed_key,
         }
         for layout, offset in offsets.items():
             assert flat[layout][0][offset] == key[page, slot, head, d]
             if layout == "packed":
-                offset = ((page * 3 + head) * 24 + d) * 4 + slot
+                offset = ((page * 3 + head) * 48 + d) * 4 + slot
             assert flat[layout][1][offset] == value[page, slot, head, d]
 
 

@@ -82,3 +82,25 @@ def test_a_problem_is_frozen():
 def test_an_unknown_preset_lists_the_known():
     with pytest.raises(ValueError, match=r"'nosuch'.*tiny.*ragged.*seed.*long"):
         find_problem("nosuch")
+
+
+def test_an_fp8_cache_has_float16_queries_and_scales():
+    problem = Problem(4, 2, 16, 16, (17,), "float8_e4m3fn", key_scale=0.5, value_scale=2)
+
+    assert (problem.query_dtype, problem.itemsize) == ("float16", 1)
+    assert problem.kv_bytes == 2 * 17 * 2 * 16
+    # query and output of 4 x 16 halves, 2 table entries, 1 context length
+    assert problem.minimum_bytes == problem.kv_bytes + 2 * 4 * 16 * 2 + 4 * 2 + 4
+    assert Problem(4, 2, 16, 16, (17,), "bfloat16").query_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "1"])
+def test_a_scale_is_a_positive_number(scale):
+    with pytest.raises(ValueError, match=r"value_scale=.* must be a positive number"):
+        Problem(4, 2, 16, 16, (17,), "float8_e4m3fn", value_scale=scale)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_only_an_fp8_cache_is_scaled(dtype):
+    with pytest.raises(ValueError, match=rf"key_scale=0.5: only a cache of float8_e4m3fn is scaled; {dtype}"):
+        Problem(4, 2, 16, 16, (17,), dtype, key_scale=0.5)

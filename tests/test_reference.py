@@ -87,3 +87,20 @@ def test_one_token_returns_its_value():
     value = inputs.value_cache[inputs.block_tables[0, 0], 0]
 
     np.testing.assert_array_equal(reference(problem, inputs).output[0], np.repeat(value, 2, axis=0))
+
+
+def test_fp8_keys_and_values_count_times_their_scales():
+    """Two tokens share the weight by their scaled scores; the output is their scaled values' mean."""
+    problem = Problem(1, 1, 16, 4, (2,), "float8_e4m3fn", key_scale=2.0, value_scale=0.25)
+    inputs = make_inputs(problem, 3)
+    page = inputs.block_tables[0, 0]
+    key, value = (cache[page, :2, 0].astype(np.float64) for cache in (inputs.key_cache, inputs.value_cache))
+    scores = [2.0 * float(inputs.query[0, 0].astype(np.float64) @ k) / 4.0 for k in key]
+    weights = [math.exp(s) / sum(math.exp(t) for t in scores) for s in scores]
+
+    expected = reference(problem, inputs)
+
+    np.testing.assert_allclose(
+        expected.output[0, 0], 0.25 * (weights[0] * value[0] + weights[1] * value[1]), rtol=1e-12
+    )
+    assert expected.log_sum_exp[0, 0] == pytest.approx(math.log(sum(math.exp(s) for s in scores)))

@@ -14,12 +14,13 @@ from labs_common.engines import SimulatorEngine
 from labs_common.inputs import make_inputs
 from labs_common.layouts import cache_shapes, from_nhd
 from labs_common.plans import SHARED_WITHOUT_OPT_IN, Device
-from labs_common.problem import DTYPES, LAYOUTS, PRESETS, Problem
+from labs_common.problem import LAYOUTS, PRESETS, Problem
 from labs_common.reference import reference
 from labs_common.stages import find_stage
 
 STAGE = find_stage("05")
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+DTYPES = find_stage("05").dtypes
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
