@@ -81,8 +81,12 @@ def _benchmark(contenders: list[tuple[str, Stage, Plan]], problem: Problem, roun
     timings = time_gpu(xp, {**calls, **ceiling_calls(engine, nbytes)}, rounds)
     expected = [reference(problem, one) for one in inputs]
     verdicts = {}
+    weights = {label: stage.weights(problem) for label, stage, _ in contenders}
     for label, bound in calls.items():
-        found = [compare(xp.asnumpy(call.output), right) for call, right in zip(bound, expected, strict=True)]
+        found = [
+            compare(engine.read(call, problem), right, weights[label])
+            for call, right in zip(bound, expected, strict=True)
+        ]
         verdicts[label] = min(found, key=lambda verdict: (verdict.ok, -verdict.max_error))
     return Benchmark(
         engine.device.name,

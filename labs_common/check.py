@@ -132,5 +132,5 @@ def _run(source: Source, stage: Stage, engine: Engine, problem: Problem, seed: i
         return Result(problem, None, (error.finding,), error=str(error))
     except (LaunchError, SimulationError) as error:
         return Result(problem, None, error=str(error))
-    verdict = compare(outcome.output, reference(problem, inputs))
+    verdict = compare(outcome.output, reference(problem, inputs), stage.weights(problem))
     return Result(problem, verdict, outcome.findings, outcome.metrics)

@@ -165,12 +165,13 @@ class Engine:
         module = self.module(source or stage.source(), plan.defines)
         kernels = {launch.entry: module.get_function(launch.entry) for launch in plan.launches}
         for launch in plan.launches:
-            if launch.shared_bytes > 48 * 1024:
+            if launch.shared_bytes > kernels[launch.entry].max_dynamic_shared_size_bytes:
                 kernels[launch.entry].max_dynamic_shared_size_bytes = launch.shared_bytes
         arrays = arrays or self.upload(inputs)
         output = self.poisoned(inputs.query.shape, inputs.query.dtype, "output")
         scratch = {name: self.poisoned(shape, np.float32, name) for name, shape in plan.scratch.items()}
         scratch |= {name: self.xp.zeros(shape, dtype=np.int32) for name, shape in plan.counters.items()}
+        scratch |= {name: self.xp.asarray(table) for name, table in plan.tables.items()}
         arguments = [problem_struct(problem, inputs), pointer_struct(arrays), output]
         if scratch:
             arguments.append(pointer_struct(scratch))
@@ -280,6 +281,7 @@ class GpuEngine(Engine):
             max_threads=properties["maxThreadsPerBlock"],
             max_grid=tuple(properties["maxGridSize"]),
             max_shared_bytes=properties["sharedMemPerBlockOptin"],
+            multiprocessors=properties["multiProcessorCount"],
         )
         self._worker = Worker()
 

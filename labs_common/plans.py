@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from labs_common.equal_runs import equal_runs
 from labs_common.layouts import chunk_elements
-from labs_common.problem import Problem
+from labs_common.problem import FP8, Problem
 
 WARP_SIZE = 32
 MAX_HEAD_DIM = 256
@@ -14,6 +18,7 @@ TOKENS_PER_SPLIT = 256
 PARTITION_TOKENS = 512
 MAX_GROUP_SIZE = 16  # of stage 05: two sets of 8 query heads, each in the registers of one warp
 SHARED_WITHOUT_OPT_IN = 48 * 1024
+RING_BYTES = 128 * 1024  # of a multiprocessor's shared memory for the rings of stage 06 on
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Device:
         max_threads: threads in a block.
         max_grid: blocks along x, y and z.
         max_shared_bytes: shared memory a block may opt in to.
+        multiprocessors: of the GPU.
     """
 
     name: str = "NVIDIA H200"
@@ -33,6 +39,7 @@ class Device:
     max_threads: int = 1024
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     max_shared_bytes: int = 232_448
+    multiprocessors: int = 132
 
     @property
     def arch(self) -> str:
@@ -70,6 +77,7 @@ class Plan:
         numbers: arguments by name; whole numbers are int32 and others float32.
         counters: int32 arrays by name, each with its shape; zeros, and zeros again after every call. Their
             pointers follow those of the scratch arrays.
+        tables: int32 arrays by name that the host works out for these context lengths; their pointers follow.
     """
 
     launches: tuple[Launch, ...]
@@ -77,6 +85,7 @@ class Plan:
     scratch: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     numbers: Mapping[str, int | float] = field(default_factory=dict)
     counters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    tables: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 def plan_per_query_head(entry: str, problem: Problem, device: Device) -> Plan:
@@ -195,6 +204,171 @@ def plan_partitioned_gqa(
     parts = (problem.batch, problem.query_heads, partitions)
     scratch = {"part": (*parts, 2), "values": (*parts, problem.head_dim)}
     return _within(device, Plan(launches, defines, scratch, {"partitions": partitions}))
+
+
+def plan_async_ring(
+    entry: str,
+    problem: Problem,
+    device: Device,
+    partition_tokens: int = PARTITION_TOKENS,
+    ring_slots: int | None = None,
+) -> Plan:
+    """A block of 8 warps, each with a ring of tiles, per head, sequence and partition; then a merge (06).
+
+    Args:
+        partition_tokens: of the context that a block attends to, a multiple of 32.
+        ring_slots: tiles that a warp has in flight or in use; by default what ``RING_BYTES`` hold.
+    """
+    warps, merge_rows = 8, 8  # as the kernel file has them
+    _supports_ring(problem, device)
+    bad = isinstance(partition_tokens, bool) or not isinstance(partition_tokens, int) or partition_tokens < 1
+    if bad or partition_tokens % 32:
+        raise ValueError(f"partition_tokens={partition_tokens!r} must be a positive multiple of 32")
+    defines, tile_bytes = _ring_defines(problem, warps, ring_slots)
+    head_sets = -(-problem.group_size // 8)
+    values_bytes = 4 * warps * -(-problem.group_size // head_sets) * problem.head_dim
+    partitions = max(1, -(-max(problem.context_lengths, default=0) // partition_tokens))
+    launches = (
+        Launch(
+            entry,
+            (problem.kv_heads, problem.batch, partitions),
+            (warps * WARP_SIZE, 1, 1),
+            max(warps * defines["RING_SLOTS"] * tile_bytes, values_bytes),
+        ),
+        Launch(
+            f"{entry}_merge",
+            (problem.query_heads, problem.batch, 1),
+            (problem.head_dim // 4, merge_rows, 1),
+        ),
+    )
+    parts = (problem.batch, problem.query_heads, partitions)
+    scratch = {"part": (*parts, 2), "values": (*parts, problem.head_dim)}
+    defines["PARTITION_TOKENS"] = partition_tokens
+    return _within(device, Plan(launches, defines, scratch, {"partitions": partitions}))
+
+
+def plan_tensor_core(
+    entry: str,
+    problem: Problem,
+    device: Device,
+    partition_tokens: int = PARTITION_TOKENS,
+    ring_slots: int | None = None,
+) -> Plan:
+    """As stage 06, whose launches these are; the merge also scales fp8 values (07)."""
+    plan = plan_async_ring(entry, problem, device, partition_tokens, ring_slots)
+    numbers = {**plan.numbers, "value_scale": float(problem.value_scale)}
+    defines = {**plan.defines, "MMA_TYPE": "bf16" if problem.dtype == "bfloat16" else "f16"}
+    return dataclasses.replace(plan, numbers=numbers, defines=defines)
+
+
+def plan_balanced(
+    entry: str,
+    problem: Problem,
+    device: Device,
+    blocks: int | None = None,
+    block_heads: int | None = None,
+    ring_slots: int | None = None,
+) -> Plan:
+    """Blocks of 8 warps with equal runs of tiles, cut on the host; then a merge of what was cut (08).
+
+    Args:
+        blocks: that share the work, by default one a multiprocessor.
+        block_heads: sets of up to 8 query heads that share a block's pages: 1, 2, 4 or 8, and a divisor of
+            their number; by default 8 where that divides, else 1.
+        ring_slots: tiles that a warp has in flight or in use; by default what ``RING_BYTES`` hold.
+    """
+    warps, merge_rows = 8, 8  # as the kernel file has them
+    _supports_ring(problem, device)
+    defines, tile_bytes = _ring_defines(problem, warps, ring_slots)
+    head_sets = -(-problem.group_size // 8)
+    heads = -(-problem.group_size // head_sets)
+    sets = problem.kv_heads * head_sets
+    if block_heads is None:
+        block_heads = 1 if sets % warps else warps
+    if block_heads not in (1, 2, 4, 8) or sets % block_heads:
+        raise ValueError(
+            f"block_heads={block_heads!r} must be 1, 2, 4 or 8 and divide the {sets} sets of heads"
+        )
+    if blocks is None:
+        blocks = device.multiprocessors
+    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
+        raise ValueError(f"blocks={blocks!r} must be a whole number of at least 1")
+    runs = equal_runs(
+        problem.context_lengths, sets // block_heads, blocks, int(defines["TILE_TOKENS"]), block_heads * heads
+    )
+    launches = [
+        Launch(
+            entry,
+            (len(runs.block_segments) - 1, 1, 1),
+            (warps * WARP_SIZE, 1, 1),
+            warps * (int(defines["RING_SLOTS"]) * tile_bytes + 4 * heads * problem.head_dim),
+        ),
+        Launch(
+            f"{entry}_merge",
+            (problem.query_heads, problem.batch, 1),
+            (problem.head_dim // 4, merge_rows, 1),
+        ),
+    ]
+    defines["BLOCK_HEADS"] = block_heads
+    if problem.dtype != "float32":
+        defines["MMA_TYPE"] = "bf16" if problem.dtype == "bfloat16" else "f16"
+    rows = max(1, runs.partials)
+    return _within(
+        device,
+        Plan(
+            tuple(launches),
+            defines,
+            {"part": (rows, 2), "values": (rows, problem.head_dim)},
+            {"value_scale": float(problem.value_scale)},
+            tables={
+                "segments": runs.segments,
+                "block_segments": runs.block_segments,
+                "pieces": runs.pieces,
+            },
+        ),
+    )
+
+
+def _supports_ring(problem: Problem, device: Device) -> None:
+    """What stages with a ring of tiles take; ValueError for anything else."""
+    if device.compute_capability < (8, 0):
+        raise ValueError(f"{device.name}: this stage copies asynchronously, from compute capability 8.0 on")
+    if problem.dtype == FP8 and device.compute_capability < (8, 9):
+        raise ValueError(f"{device.name}: fp8 is converted from compute capability 8.9 on")
+    if problem.head_dim % 32 or problem.head_dim > MAX_HEAD_DIM:
+        raise ValueError(
+            f"head_dim={problem.head_dim}: this stage takes multiples of 32 up to {MAX_HEAD_DIM}"
+        )
+    if problem.group_size > MAX_GROUP_SIZE:
+        raise ValueError(
+            f"query_heads={problem.query_heads} over kv_heads={problem.kv_heads}: this stage takes groups "
+            f"of up to {MAX_GROUP_SIZE} query heads"
+        )
+    if problem.page_size != 8 and problem.page_size % 16:
+        raise ValueError(f"page_size={problem.page_size}: this stage takes 8 and multiples of 16")
+
+
+def _ring_defines(problem: Problem, warps: int, ring_slots: int | None) -> tuple[dict[str, int | str], int]:
+    """The macros of ``page_ring.cuh``, and the bytes of a tile."""
+    tile_tokens = 8 if problem.dtype == "float32" else 16
+    tile_bytes = tile_tokens * problem.head_dim * problem.itemsize
+    if ring_slots is None:
+        ring_slots = min(4, max(2, RING_BYTES // (warps * tile_bytes)))
+    if isinstance(ring_slots, bool) or not isinstance(ring_slots, int) or ring_slots < 2:
+        raise ValueError(f"ring_slots={ring_slots!r} must be a whole number of at least 2")
+    defines: dict[str, int | str] = {
+        "HEAD_DIM": problem.head_dim,
+        "GROUP_SIZE": problem.group_size,
+        "PAGE_SIZE": problem.page_size,
+        "LAYOUT": problem.layout.upper(),
+        "TILE_TOKENS": tile_tokens,
+        "RING_SLOTS": ring_slots,
+    }
+    if problem.query_dtype != "float32":
+        defines["ELEMENT"] = {"float16": "half", "bfloat16": "__nv_bfloat16"}[problem.query_dtype]
+    if problem.dtype == FP8:
+        defines["CACHE_ELEMENT"] = "unsigned char"
+    return defines, tile_bytes
 
 
 def _chunk_defines(problem: Problem) -> dict[str, int]:

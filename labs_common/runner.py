@@ -99,7 +99,7 @@ def _run_one(stage: Stage, problem: Problem, engine: Engine, inputs, expected) -
         outcome = engine.run(stage, problem, inputs)
     except (LaunchError, SimulationError) as error:
         return Row(stage, failed=str(error))
-    return Row(stage, outcome, compare(outcome.output, expected))
+    return Row(stage, outcome, compare(outcome.output, expected, stage.weights(problem)))
 
 
 def stage_table(rows: Sequence[Row], problem: Problem, engine: Engine, benchmark: Benchmark | None) -> Table:
@@ -258,7 +258,7 @@ def simulate(
     """
     inputs = make_inputs(problem)
     outcome = engine.run(stage, problem, inputs, source)
-    verdict = compare(outcome.output, reference(problem, inputs))
+    verdict = compare(outcome.output, reference(problem, inputs), stage.weights(problem))
     console.print(
         f"{source.name} on {problem}, compiled by {engine.front_end.label}: {verdict.diagnosis}",
         highlight=False,

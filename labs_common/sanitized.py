@@ -38,7 +38,7 @@ def main(names: list[str]) -> int:
             call = engine.prepare(stage, problem, inputs)
             call()
             engine.xp.cuda.Device().synchronize()
-            verdict = compare(engine.xp.asnumpy(call.output), reference(problem, inputs))
+            verdict = compare(engine.read(call, problem), reference(problem, inputs), stage.weights(problem))
             print(f"{stage.id} {problem.name}: {verdict.diagnosis}")
             wrong += not verdict.ok
     return int(wrong > 0)

@@ -28,6 +28,7 @@ class Stage:
         planner: its launches for a problem; see ``plans``.
         idea: what it changes, in a few words.
         dtypes, layouts: of the problems it takes.
+        tensor_cores: whether it rounds softmax weights to the query's 16 bits, as tensor cores need them.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Stage:
     idea: str
     dtypes: tuple[str, ...] = ("float32",)
     layouts: tuple[str, ...] = ("NHD",)
+    tensor_cores: bool = False
 
     @property
     def entry(self) -> str:
@@ -45,6 +47,10 @@ class Stage:
     def path(self) -> Path:
         """Its kernel file."""
         return KERNELS / f"{self.id}.cu"
+
+    def weights(self, problem: Problem) -> str:
+        """The dtype that softmax weights are rounded to, which ``compare`` must allow for."""
+        return problem.query_dtype if self.tensor_cores else "float32"
 
     def source(self) -> Source:
         """Its kernel file, read."""

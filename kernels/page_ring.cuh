@@ -1,0 +1,131 @@
+// A warp's own ring of tiles in shared memory: keys and values by turns, each copied while earlier ones are used.
+// No other warp touches it, so that nothing in the loop waits for a whole block.
+
+#ifdef ELEMENT
+#include <cuda_bf16.h>
+#endif
+#include "cache_tile.cuh"
+
+#ifndef CACHE_ELEMENT  // of the cache; queries and output are Elements
+#define CACHE_ELEMENT Element
+#endif
+#ifndef TILE_TOKENS  // rows of a tile
+#define TILE_TOKENS 16
+#endif
+#ifndef RING_SLOTS  // tiles in flight or in use
+#define RING_SLOTS 4
+#endif
+using CacheElement = CACHE_ELEMENT;
+
+constexpr int ROW_CHUNK = 16 / sizeof(CacheElement);   // elements of the cache in 16 bytes
+constexpr int ROW_CHUNKS = HEAD_DIM / ROW_CHUNK;       // in one token's key or value
+constexpr int TILE_CHUNKS = TILE_TOKENS * ROW_CHUNKS;  // in a tile
+constexpr int TILE_COPIES = TILE_CHUNKS / WARP_SIZE;   // 16-byte copies of a lane for one tile
+constexpr int TILE_PAGES = TILE_TOKENS > PAGE_SIZE ? TILE_TOKENS / PAGE_SIZE : 1;  // that a tile lies in
+static_assert(TILE_CHUNKS % WARP_SIZE == 0 && (TILE_TOKENS % PAGE_SIZE == 0 || PAGE_SIZE % TILE_TOKENS == 0));
+
+// Where a chunk of a row lies in a tile. Eight neighbouring rows have the same column in eight different places of 16
+// bytes, modulo 128, so that eight lanes reading a column meet no bank twice; eight reading a row meet none anyway.
+__device__ __forceinline__ constexpr int tile_chunk(int row, int column) {
+  constexpr int SPREAD = ROW_CHUNKS % 8 == 0 ? 8 : ROW_CHUNKS % 4 == 0 ? 4 : ROW_CHUNKS % 2 == 0 ? 2 : 1;
+  return row * ROW_CHUNKS + (column ^ row / (8 / SPREAD) % SPREAD);
+}
+
+// A run of one sequence's tokens. It begins where a tile does.
+struct Segment {
+  int sequence;
+  int first;  // token
+  int end;    // tokens from here on are not the segment's, and never read
+  int kv_head;
+};
+
+// Copies what a warp reads of one segment after the other: the tiles first, first + WARPS, ... of each.
+// Segments is a type with bool next(Segment&), false where there is none left.
+template <class Segments, int WARPS>
+struct PageRing {
+  const Problem& problem;
+  const Inputs& in;
+  Segments segments;
+  uint4* slots;  // [RING_SLOTS, TILE_CHUNKS] in shared memory, the warp's own
+  int warp, lane;
+
+  int oldest = 0;        // slot that is used next, and then filled again
+  Segment segment = {};  // of the tile that is copied next
+  int token = 0;         // its first
+  int pages = 0;         // lane i knows the page i % TILE_PAGES of the tile i / TILE_PAGES after this one,
+  int known = 0;         // for so many tiles: this is the next of them
+
+  __device__ __forceinline__ PageRing(const Problem& problem, const Inputs& in, Segments segments, uint4* slots,
+                                      int warp, int lane)
+      : problem(problem), in(in), segments(segments), slots(slots), warp(warp), lane(lane) {
+    enter_segment();
+#pragma unroll
+    for (int slot = 0; slot < RING_SLOTS; ++slot) {
+      if (slot % 2 == 0) copy<false>(slot);
+      else copy<true>(slot);
+    }
+  }
+
+  // The oldest tile, complete: keys and values by turns.
+  __device__ __forceinline__ const uint4* wait() const {
+    asm volatile("cp.async.wait_group %0;" ::"n"(RING_SLOTS - 1) : "memory");
+    __syncwarp();  // also what other lanes copied
+    return slots + oldest * TILE_CHUNKS;
+  }
+
+  // The warp is done with the oldest tile, which held values or keys: its slot is filled again.
+  template <bool VALUES>
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    copy<(RING_SLOTS % 2 == 0) == VALUES>(oldest);
+    oldest = oldest + 1 == RING_SLOTS ? 0 : oldest + 1;
+  }
+
+ private:
+  __device__ __forceinline__ void enter_segment() {
+    token = 0;
+    segment.end = 0;
+    while (token >= segment.end && segments.next(segment)) token = segment.first + warp * TILE_TOKENS;
+    if (token < segment.end) find_pages();
+  }
+
+  __device__ __forceinline__ void find_pages() {
+    const int mine = token + lane / TILE_PAGES * WARPS * TILE_TOKENS + lane % TILE_PAGES * PAGE_SIZE;
+    pages = mine < segment.end ? physical_page(problem, in, segment.sequence, mine / PAGE_SIZE) : 0;
+    known = 0;
+  }
+
+  // The lanes copy neighbouring chunks, so that an instruction reads 512 bytes of whole rows.
+  // A group is committed even where no tile is left: wait() counts groups.
+  template <bool VALUES>
+  __device__ __forceinline__ void copy(int slot) {
+    if (token < segment.end) {
+      const uint4* cache = reinterpret_cast<const uint4*>(VALUES ? in.value_cache : in.key_cache);
+      const unsigned slot_rows = LAYOUT == NHD ? problem.kv_heads : 1;
+#pragma unroll
+      for (int c = 0; c < TILE_COPIES; ++c) {
+        const int chunk = c * WARP_SIZE + lane;
+        const int row = chunk / ROW_CHUNKS, column = chunk % ROW_CHUNKS;
+        const unsigned page = __shfl_sync(FULL_WARP, pages, known * TILE_PAGES + row / PAGE_SIZE % TILE_PAGES);
+        const unsigned cache_row = first_row(problem, page, segment.kv_head) + (token + row) % PAGE_SIZE * slot_rows;
+        copy_or_clear(slots + slot * TILE_CHUNKS + tile_chunk(row, column),
+                      cache + (size_t)cache_row * ROW_CHUNKS + column, token + row < segment.end);
+      }
+      if (VALUES) next_tile();
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  // Rows past the end become zeros: a weight of 0 times what lies there might be NaN.
+  __device__ __forceinline__ static void copy_or_clear(uint4* shared, const uint4* global, bool valid) {
+    const unsigned address = __cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
+  }
+
+  __device__ __forceinline__ void next_tile() {
+    token += WARPS * TILE_TOKENS;
+    if (token >= segment.end) enter_segment();
+    else if (++known == WARP_SIZE / TILE_PAGES) find_pages();
+  }
+};

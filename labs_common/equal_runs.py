@@ -1,0 +1,73 @@
+"""Ragged work cut into equal runs: every block gets as many tiles as every other, whosever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Which block attends to which tokens, as kernel 08 reads it.
+
+    A piece is what one block attends to of a sequence for some heads; a sequence cut by a block's end has
+    several, which a merge puts together.
+
+    Attributes:
+        segments: ``[pieces in all, 8]`` int32, block after block: sequence, first token, end, head group,
+            number of this piece, pieces of the same sequence and heads, their first partial, 0.
+        block_segments: ``[blocks + 1]`` int32, where each block's segments begin.
+        pieces: ``[batch * head groups, 2]`` int32: first partial and number of pieces.
+        partials: rows of partial results in all; those of one head lie one after the other.
+    """
+
+    segments: np.ndarray
+    block_segments: np.ndarray
+    pieces: np.ndarray
+    partials: int
+
+
+def equal_runs(
+    context_lengths: Sequence[int], head_groups: int, blocks: int, tile_tokens: int, group_rows: int
+) -> Runs:
+    """Lay the tiles of all sequences and head groups on one line and cut it into equal parts.
+
+    Args:
+        context_lengths: of each sequence.
+        head_groups: of a sequence, each attended to by a block at a time.
+        blocks: that share the work; fewer where there are fewer tiles, but at least one.
+        tile_tokens: the least that is given to a block.
+        group_rows: query heads of a head group, each with a row for every piece.
+    """
+    lengths = np.repeat(np.asarray(context_lengths, np.int64), head_groups)
+    tiles = -(-lengths // tile_tokens)
+    ends = np.cumsum(tiles)
+    total = int(ends[-1]) if ends.size else 0
+    blocks = max(1, min(blocks, total))
+    cuts = np.arange(blocks + 1, dtype=np.int64) * total // blocks
+
+    starts = (
+        np.unique(np.concatenate([cuts[:-1], (ends - tiles)[tiles > 0]])) if total else np.zeros(0, np.int64)
+    )
+    stops = np.append(starts[1:], total)[: starts.size]
+    item = np.searchsorted(ends, starts, side="right")
+    count = np.bincount(item, minlength=lengths.size)
+    piece = np.arange(starts.size) - (np.cumsum(count) - count)[item]
+    rows = np.where(count > 1, count * group_rows, 0)
+    first_row = np.cumsum(rows) - rows
+
+    first = (starts - (ends - tiles)[item]) * tile_tokens
+    stop = np.minimum(lengths[item], first + (stops - starts) * tile_tokens)
+    sequence, group = np.divmod(item, head_groups)
+    segments = np.stack(
+        [sequence, first, stop, group, piece, count[item], first_row[item], np.zeros_like(item)], axis=1
+    )
+    block_segments = np.searchsorted(starts, cuts)
+    return Runs(
+        np.ascontiguousarray(segments, np.int32),
+        block_segments.astype(np.int32),
+        np.ascontiguousarray(np.stack([first_row, count], axis=1), np.int32),
+        int(rows.sum()),
+    )

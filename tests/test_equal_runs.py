@@ -1,0 +1,71 @@
+"""The balanced plan: every token once, equal runs, pieces of a sequence one after the other."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labs_common.equal_runs import equal_runs
+
+lengths = st.lists(st.integers(0, 300), max_size=6)
+
+
+@given(lengths, st.integers(1, 4), st.integers(1, 40), st.sampled_from([8, 16]), st.integers(1, 8))
+@settings(max_examples=200, deadline=None)
+def test_every_token_is_attended_to_once_and_runs_are_equal(contexts, groups, blocks, tile, rows):
+    runs = equal_runs(contexts, groups, blocks, tile, rows)
+
+    seen = {(b, g): np.zeros(length, int) for b, length in enumerate(contexts) for g in range(groups)}
+    tiles = []
+    for block in range(len(runs.block_segments) - 1):
+        mine = runs.segments[runs.block_segments[block] : runs.block_segments[block + 1]]
+        for sequence, first, end, group, *_ in mine:
+            assert first % tile == 0 and first < end
+            seen[sequence, group][first:end] += 1
+        tiles.append(sum(-(-int(end - first) // tile) for _, first, end, *_ in mine))
+
+    assert all((count == 1).all() for count in seen.values())
+    assert max(tiles) - min(tiles) <= 1
+    assert len(tiles) == max(1, min(blocks, sum(tiles)))
+
+
+@given(lengths, st.integers(1, 4), st.integers(1, 40), st.sampled_from([8, 16]), st.integers(1, 8))
+@settings(max_examples=200, deadline=None)
+def test_partials_of_a_head_lie_one_after_the_other_and_none_overlap(contexts, groups, blocks, tile, rows):
+    runs = equal_runs(contexts, groups, blocks, tile, rows)
+
+    owners = np.zeros(runs.partials, int)
+    for b in range(len(contexts)):
+        for g in range(groups):
+            mine = runs.segments[(runs.segments[:, 0] == b) & (runs.segments[:, 3] == g)]
+            first, count = runs.pieces[b * groups + g]
+            assert list(mine[:, 4]) == list(range(count)) and (mine[:, 5] == count).all()
+            assert (np.diff(mine[:, 1]) > 0).all() and len(mine) == count
+            if count > 1:  # a whole sequence is written at once, without a partial
+                assert (mine[:, 6] == first).all()
+                owners[first : first + count * rows] += 1
+    assert (owners == 1).all()
+
+
+def test_a_plan_by_hand():
+    """Two sequences of 3 and 1 tiles over 2 blocks: two tiles each, the first sequence cut once."""
+    runs = equal_runs([40, 10], 1, 2, 16, 3)
+
+    #       sequence, first, end, group, piece, pieces, first partial
+    assert runs.segments.tolist() == [
+        [0, 0, 32, 0, 0, 2, 0, 0],
+        [0, 32, 40, 0, 1, 2, 0, 0],
+        [1, 0, 10, 0, 0, 1, 6, 0],
+    ]
+    assert runs.block_segments.tolist() == [0, 1, 3]
+    assert runs.pieces.tolist() == [[0, 2], [6, 1]]
+    assert runs.partials == 6
+
+
+@pytest.mark.parametrize("contexts", [[], [0], [0, 0]])
+def test_nothing_to_attend_to_is_one_block_without_a_segment(contexts):
+    runs = equal_runs(contexts, 2, 132, 16, 4)
+
+    assert runs.block_segments.tolist() == [0, 0]
+    assert runs.pieces.tolist() == [[0, 0]] * (2 * len(contexts))
+    assert runs.partials == 0
