@@ -11,13 +11,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from labs_common.grading.archives import ARCHIVE_SUFFIXES, Files, decode, is_archive, read_files, shown
 from labs_common.grading.notebook_cells import Cells, read_notebook
 from labs_common.grading.safety import MAX_SOURCE_BYTES, normalised
 from labs_common.stages import STAGES, Stage, find_stage
 
-REPORT_FORMAT = "palab check report 1"
+_REPORT_FAMILY = "palab check report"
+REPORT_FORMAT = f"{_REPORT_FAMILY} 1"
 
 # Bounded, as students choose the text: an open-ended gap would make a hostile file quadratic to search.
 _ENTRY = re.compile(r"__global__\b[^;{]{0,300}?\bpaged_attention_(\w{1,60})\s*\(")
@@ -210,10 +212,14 @@ def _add_cells(candidates: list, answers: dict, cells: Cells, notes: list[str]) 
 def _add_report(candidates: list, text: str, name: str, notes: list[str]) -> None:
     """A report that ``check`` wrote: its source is graded again, its verdicts are not looked at."""
     try:
-        report = json.loads(text)
-    except (ValueError, RecursionError):
+        report = json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        notes.append(f"{name}: damaged JSON, so no check report ({str(error)[:80]}); left out")
         return
-    if not isinstance(report, dict) or report.get("format") != REPORT_FORMAT:
+    if not isinstance(report, dict) or not str(report.get("format")).startswith(_REPORT_FAMILY):
+        return  # somebody's settings or data
+    if report["format"] != REPORT_FORMAT:
+        notes.append(f"{name}: a check report of another version of the lab; left out")
         return
     stage, source = report.get("stage"), report.get("source")
     if not isinstance(stage, str) or not isinstance(source, str):
@@ -221,6 +227,14 @@ def _add_report(candidates: list, text: str, name: str, notes: list[str]) -> Non
         return
     notes.append(f"{name}: a check report; its kernel is graded again, what it claims is not read")
     _add_kernel(candidates, 3, "", stage, source, name, notes)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. No writer gives a key twice, and a person would read the one that is not graded."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key stands in it twice")
+    return value
 
 
 def _add_kernel(
