@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 import resource
 import socket
 import time
@@ -31,6 +32,7 @@ from labs_common.stages import Stage, find_stage
 FAR_BYTES = 4 * 2**31  # of a cache of float32 whose elements 32 bits cannot count
 BUDGET = 20_000_000  # instructions of one thread: some hundred times what a hidden problem needs
 MAX_MESSAGE = 4000
+_MACHINE = re.compile(r"%(?:clock|globaltimer|smid|nsmid|gridid|envreg|pm\d)\w*")
 MAX_FINDINGS = 10
 
 
@@ -60,6 +62,10 @@ class GradingEngine(SimulatorEngine):
                 if now != self._initial.setdefault(address, now):
                     changed.add(name)
         return sorted(changed)
+
+    def machine_registers(self) -> list[str]:
+        """Special registers that its code names and no attention needs: clocks, multiprocessors."""
+        return sorted({name for module in self._modules.values() for name in _MACHINE.findall(module.ptx)})
 
 
 def serve(sock: socket.socket, cpu_s: float) -> None:
@@ -115,15 +121,19 @@ class Runner:
         calls: list[dict[str, Any]] = []
         try:
             for number, sent in enumerate(request["calls"]):
-                calls.append(
-                    self._call(problem, sent, backwards=number % 2 == 1, far=request.get("far", False))
-                )
-            result: dict[str, Any] = {"calls": calls, "state": self.engine.changed_variables()}
+                backwards, far = number % 2 == 1, request.get("far", False)
+                calls.append(self._call(problem, sent, backwards, far, request.get("resources", False)))
+            result: dict[str, Any] = {
+                "calls": calls,
+                "state": self.engine.changed_variables(),
+                "asks": self.engine.machine_registers(),
+            }
             if request.get("resources"):
                 result["resources"] = self._resources(problem)
             return result
         except Exception as error:
-            return {"calls": calls, "error": describe(error)}
+            wrote = isinstance(error, Fault) and _writes_to_input(error.finding)
+            return {"calls": calls, "error": describe(error) | ({"wrote_input": True} if wrote else {})}
 
     def _probe(self, name: str) -> dict[str, Any]:
         probe = next(probe for probe in PROBES if probe.name == name)
@@ -136,8 +146,12 @@ class Runner:
         except Exception as error:
             return {"error": describe(error)}
 
-    def _call(self, problem: Problem, sent: Mapping[str, Any], backwards: bool, far: bool) -> dict[str, Any]:
+    def _call(
+        self, problem: Problem, sent: Mapping[str, Any], backwards: bool, far: bool, counted: bool
+    ) -> dict[str, Any]:
         inputs = inputs_from(sent)
+        for array in inputs.arrays().values():
+            array.flags.writeable = False  # else a kernel could use them as scratch and put all back
         plan = self.stage.plan(problem, self.engine.device)
         self.engine.module(self.source, plan.defines)
         arrays = self._far_arrays(problem, inputs) if far else self.engine.upload(inputs)
@@ -145,8 +159,11 @@ class Runner:
         self.engine.changed_variables()  # notes what the variables are before the first launch
         self._keep.append((inputs, call))
         findings, counters, printed = self._launch(call, backwards)
+        output = call.output.get()
+        if counted:
+            counters["busiest_block"] = self._busiest_blocks(call)
         return {
-            "output": call.output.get(),
+            "output": output,
             "inputs": hash_inputs(inputs),
             "findings": [finding_to(f) for f in findings[:MAX_FINDINGS]],
             "findings_total": len(findings),
@@ -174,6 +191,24 @@ class Runner:
             for name, value in counted.items():
                 counters[name] = counters.get(name, 0) + value
         return findings, counters, printed
+
+    def _busiest_blocks(self, call: Call) -> int:
+        """Warp instructions of the block that executes most of them, summed over the launches.
+
+        Every block is run once more on its own, which no sum over the grid can replace: a kernel whose first
+        block does the work of all others has the same sums.
+        """
+        total = 0
+        for launch in call.launches:
+            kernel = call.kernels[launch.entry]
+            most = 0
+            for block in range(launch.grid[0] * launch.grid[1] * launch.grid[2]):
+                kernel(
+                    launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes, blocks=[block]
+                )
+                most = max(most, int(kernel.module.last_launch.counters.warp_executions().sum()))
+            total += most
+        return total
 
     def _far_arrays(self, problem: Problem, inputs: Inputs) -> dict[str, Any]:
         """The second half of the pages at addresses past what 32 bits of elements reach.
@@ -206,6 +241,13 @@ class Runner:
             "registers": max(r.registers for r in used),
             "shared_bytes": max(r.shared_bytes for r in used),
         }
+
+
+def _writes_to_input(finding: Finding) -> bool:
+    """Whether a fault is a write to an array that is only to be read."""
+    allocation = SPACE.find(finding.address) if finding.address is not None else None
+    names = {field.name for field in dataclasses.fields(Inputs)}
+    return allocation is not None and allocation.name in names and not allocation.host.flags.writeable
 
 
 def describe(error: Exception) -> dict[str, Any]:
