@@ -62,7 +62,7 @@ def measures(problem: Problem, counters: Mapping[str, int], resources: Mapping[s
     ``multiplies`` is FFMA and FMUL lanes over 2·tokens·query_heads·head_dim, the products of q·K and p·V;
     ``sectors_per_request`` is sectors over those that the asked bytes would fill. ``instructions`` are those
     of all threads, so that work which no other count sees (in double precision, in local memory) is seen;
-    ``busiest_block`` is the part of the work that the busiest block does, so that a grid in name only is seen.
+    ``busiest_block`` is the part of the work that the busiest block does: a grid in name only is seen.
     """
     tokens = max(1, sum(problem.context_lengths))
     products = 2 * tokens * problem.query_heads * problem.head_dim
