@@ -356,8 +356,10 @@ class Memory:
 
     def _need_writable(self, lanes, i, allocation, offset, verb) -> None:
         if not allocation.host.flags.writeable:
-            address, message = np.atleast_1d(allocation.base + offset), "the memory is read-only"
-            self.fault(lanes, i, "memcheck", f"Invalid __global__ {verb}", address, 0, message)
+            access = self.access[i]
+            kind = f"Invalid __global__ {verb} of size {access.width * access.count} bytes"
+            addresses = np.atleast_1d(allocation.base + offset)
+            self.fault(lanes, i, "memcheck", kind, addresses, 0, "the memory is read-only")
 
     # ---- atomics
 
