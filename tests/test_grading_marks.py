@@ -102,7 +102,7 @@ REFERENCE = {
     "sectors_per_request": 1.0,
     "multiplies": 1.0,
     "instructions": 1e6,
-    "busiest_block": 0.1,
+    "busiest_warp": 0.1,
     "barriers_per_token": 0.0,
     "kv_bytes": 4096.0,
     "shared_wavefronts": 0.0,
@@ -122,10 +122,10 @@ def test_the_worst_count_decides():
     assert share_with(requests=200.0, spills=128.0) == 0.5
 
 
-def test_a_block_with_half_of_the_work():
-    """0.2 is twice 0.1, between 1.5 and 2.5 times."""
-    assert share_with(busiest_block=0.2) == pytest.approx(math.log(2.5 / 2) / math.log(2.5 / 1.5))
-    assert share_with(busiest_block=0.5) == 0
+def test_a_warp_with_twice_its_share_of_the_work():
+    """0.2 is twice 0.1, between 1.75 and 2.5 times."""
+    assert share_with(busiest_warp=0.2) == pytest.approx(math.log(2.5 / 2) / math.log(2.5 / 1.75))
+    assert share_with(busiest_warp=0.5) == 0
 
 
 def test_what_the_reference_does_not_have_is_left_out():

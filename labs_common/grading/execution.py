@@ -6,13 +6,14 @@ Nothing here judges. The right answers, the seed and the rubric never enter the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
 import re
 import resource
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,7 @@ class Runner:
         findings, counters, printed = self._launch(call, backwards)
         output = call.output.get()
         if counted:
-            counters["busiest_block"] = self._busiest_blocks(call)
+            counters["busiest_warp"] = self._busiest_warps(call)
         return {
             "output": output,
             "inputs": hash_inputs(inputs),
@@ -192,21 +193,23 @@ class Runner:
                 counters[name] = counters.get(name, 0) + value
         return findings, counters, printed
 
-    def _busiest_blocks(self, call: Call) -> int:
-        """Warp instructions of the block that executes most of them, summed over the launches.
+    def _busiest_warps(self, call: Call) -> int:
+        """Instructions of the warp that executes most of them, within 5 percent, summed over the launches.
 
-        Every block is run once more on its own, which no sum over the grid can replace: a kernel whose first
-        block does the work of all others has the same sums.
+        Every block is run once more on its own, with a budget that tells whether a warp of it needs more than
+        any before. No sum over the grid can replace it: a kernel whose first warp does the work of all others
+        has the same sums.
         """
         total = 0
         for launch in call.launches:
             kernel = call.kernels[launch.entry]
+            run = functools.partial(
+                kernel, launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes
+            )
             most = 0
             for block in range(launch.grid[0] * launch.grid[1] * launch.grid[2]):
-                kernel(
-                    launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes, blocks=[block]
-                )
-                most = max(most, int(kernel.module.last_launch.counters.warp_executions().sum()))
+                if not _ends(kernel.module, run, block, most + most // 20):
+                    most = _least_budget(kernel.module, run, block, most)
             total += most
         return total
 
@@ -241,6 +244,32 @@ class Runner:
             "registers": max(r.registers for r in used),
             "shared_bytes": max(r.shared_bytes for r in used),
         }
+
+
+def _ends(module: RawModule, run: Callable[..., None], block: int, budget: int) -> bool:
+    """Whether no warp of a block executes more instructions than this."""
+    module.budget = budget
+    try:
+        run(blocks=[block])
+    except BudgetError:
+        return False
+    finally:
+        module.budget = BUDGET
+    return True
+
+
+def _least_budget(module: RawModule, run: Callable[..., None], block: int, low: int) -> int:
+    """The least budget, above ``low`` and within 5 percent, that a block ends with; it has run to its end."""
+    run(blocks=[block])
+    high = int(module.last_launch.counters.warp_executions().sum())
+    while high - low > high // 20:
+        middle = (low + high) // 2
+        if _ends(module, run, block, middle):
+            high = middle
+        else:
+            low = middle
+    run(blocks=[block])  # whole: what it wrote is read by the next launch
+    return high
 
 
 def _writes_to_input(finding: Finding) -> bool:

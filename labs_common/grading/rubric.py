@@ -22,7 +22,7 @@ COUNTS = (
     "sectors_per_request",
     "multiplies",
     "instructions",
-    "busiest_block",
+    "busiest_warp",
     "barriers_per_token",
     "kv_bytes",
     "shared_wavefronts",
