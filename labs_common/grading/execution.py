@@ -262,7 +262,7 @@ def _least_budget(module: RawModule, run: Callable[..., None], block: int, low: 
     """The least budget, above ``low`` and within 5 percent, that a block ends with; it has run to its end."""
     run(blocks=[block])
     high = int(module.last_launch.counters.warp_executions().sum())
-    while high - low > high // 20:
+    while high - low > max(1, high // 20):
         middle = (low + high) // 2
         if _ends(module, run, block, middle):
             high = middle
