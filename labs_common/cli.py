@@ -83,6 +83,12 @@ def check(
     ] = None,
     engine: Engine = EngineName.AUTO,
     front_end: FrontEnd = FrontEndName.AUTO,
+    report_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="JSON file to hand in: the kernel, and what was found, which is found again"
+        ),
+    ] = None,
 ) -> None:
     """Run your own kernel in a stage's place on small and ragged problems, and name what is wrong."""
     from labs_common import runner
@@ -94,6 +100,11 @@ def check(
     runner.print_report(report, console)
     if is_own(kernel, stage):
         print_steps(report, console)
+    if report_file is not None:
+        from labs_common.grading.check_report import write_report
+
+        write_report(report_file, report, source)
+        console.print(f"report: {escape(str(report_file))}")
     raise typer.Exit(0 if report.ok else 1)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,12 +263,15 @@ def _off(answer: float, truth: float) -> float:
 
 
 def _is_number(answer: object) -> bool:
-    return isinstance(answer, (int, float)) and not isinstance(answer, bool)
+    """Whether it is one that a float can hold: an integer may have thousands of digits."""
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return abs(answer) <= sys.float_info.max
+    return isinstance(answer, float)
 
 
 def _check_kind(question: Question, answer: object) -> None:
     if question.kind == "amount" and not _is_number(answer):
-        raise ValueError(f"{question.id}={answer!r}: it is a number, or None for no prediction")
+        raise ValueError(f"{question.id}={answer!r:.60}: it is a number, or None for no prediction")
     if question.kind == "choice" and str(answer).strip().casefold() not in question.choices:
         raise ValueError(f"{question.id}={answer!r}: it is one of {', '.join(question.choices)}, or None")
 

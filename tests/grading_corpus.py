@@ -35,7 +35,7 @@ class Expected:
 
 
 def load(kind: str) -> list[Expected]:
-    """All folders of ``dishonest`` or ``honest``."""
+    """All folders of ``dishonest``, ``honest`` or ``half``."""
     return [
         _read(folder) for folder in sorted((FOLDER / kind).iterdir()) if (folder / "expected.toml").exists()
     ]

@@ -1,5 +1,7 @@
 """The command line as a user types it."""
 
+import csv
+import json
 import re
 import subprocess
 import sys
@@ -75,6 +77,39 @@ def test_check_of_a_wrong_kernel_says_what_is_wrong(tmp_path, old, new, said):
 
     assert result.exit_code == 1, result.output
     assert re.search(said, result.output), result.output
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["right", "wrong"])
+def test_a_report_of_check_is_graded_as_its_kernel_is(tmp_path, right):
+    """The one and the other are handed in; what the report says is changed to full marks, and is not read."""
+    kernel = tmp_path / "00_baseline.cu"
+    text = STAGES[0].path.read_text()
+    kernel.write_text(text if right else text.replace("score *= problem.scale;", ""))
+    report = tmp_path / "class" / "report" / "anna.json"
+    result = palab("check", kernel, "--stage", "0", "--engine", "sim", "--report", report)
+    assert result.exit_code == (0 if right else 1), result.output
+    assert f"report: {report}" in result.output
+    said = json.loads(report.read_text())
+    assert (said["ok"], said["stage"], said["source"]) == (right, STAGES[0].id, kernel.read_text())
+    forged = {**said, "ok": True, "points": 85, "results": [{**r, "ok": True} for r in said["results"]]}
+    (tmp_path / "class" / "forged.json").write_text(json.dumps(forged))
+    kernel.rename(tmp_path / "class" / "kernel.cu")
+
+    result = palab("grade", tmp_path / "class", "--out", tmp_path / "out", "--stage", "0", "--workers", "1")
+
+    assert result.exit_code == 0, result.output
+    with open(tmp_path / "out" / "marks.csv", encoding="utf-8-sig", newline="") as file:
+        marks = {row["student"]: row["total"] for row in csv.DictReader(file)}
+    assert marks == dict.fromkeys(("report", "forged", "kernel"), "85.0" if right else "0.0")
+
+
+def test_a_report_needs_the_name_that_the_grader_reads(tmp_path):
+    result = palab(
+        "check", STAGES[0].path, "--stage", "0", "--engine", "sim", "--report", tmp_path / "report.txt"
+    )
+
+    assert isinstance(result.exception, ValueError)
+    assert "must end in .json" in str(result.exception)
 
 
 def test_doctor_says_what_works_and_why_not_more():

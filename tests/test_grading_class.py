@@ -217,6 +217,26 @@ def test_gradebooks_import_formats(graded):
     assert canvas[0]["Student"].strip() == "Points Possible" and canvas[0]["lab2"] == "90.0"
 
 
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("=cmd()", "'=cmd()"),
+        ("anna;=cmd()", "anna;'=cmd()"),  # where a semicolon ends a cell, as in German or French
+        ("anna; +1", "anna;' +1"),
+        ("\uff1dcmd()", "'\uff1dcmd()"),
+        ("anna = ben", "anna = ben"),
+    ],
+)
+def test_no_name_is_a_formula_in_any_spreadsheet(graded, name, cell):
+    _, summary = graded
+    record = {**summary.records[0], "student": name}
+    rubric = parse_rubric('[assignment]\nstages = ["02"]')
+
+    table = moodle_csv(rubric, [record])
+
+    assert list(csv.reader(io.StringIO(table)))[1][0] == cell
+
+
 def test_feedback_tells_reasons_and_no_hidden_value(graded):
     root, summary = graded
     seed = Store(root / "out").head()["seed"]

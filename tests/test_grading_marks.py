@@ -101,6 +101,8 @@ REFERENCE = {
     "sectors": 800.0,
     "sectors_per_request": 1.0,
     "multiplies": 1.0,
+    "instructions": 1e6,
+    "busiest_warp": 0.1,
     "barriers_per_token": 0.0,
     "kv_bytes": 4096.0,
     "shared_wavefronts": 0.0,
@@ -118,6 +120,12 @@ def test_the_worst_count_decides():
     assert share_with(multiplies=100.0) == 0
     assert share_with(requests=200.0) == pytest.approx(math.log(2) / math.log(4 / 1.6))
     assert share_with(requests=200.0, spills=128.0) == 0.5
+
+
+def test_a_warp_with_twice_its_share_of_the_work():
+    """0.2 is twice 0.1, between 1.75 and 2.5 times."""
+    assert share_with(busiest_warp=0.2) == pytest.approx(math.log(2.5 / 2) / math.log(2.5 / 1.75))
+    assert share_with(busiest_warp=0.5) == 0
 
 
 def test_what_the_reference_does_not_have_is_left_out():
@@ -217,6 +225,7 @@ def test_predictions_are_scored_by_what_is_counted_and_recorded():
         "predictions = {'x': 1}",
         "predictions = {'limiter': __import__('os')}",
         "-" * 19_000 + "1",
+        "predictions = {'megabytes_read': 1" + "0" * 400 + "}",
     ],
 )
 def test_an_answer_cell_that_cannot_be_read_gives_none(text):

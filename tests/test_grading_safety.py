@@ -29,6 +29,9 @@ REACHES_A_FILE = {
     "include_next": "#include_next <stdio.h>\n",
     "parent folder": '#include "../../../etc/passwd"\n',
     "a lab header's name elsewhere": '#include "/tmp/paged_attention.cuh"\n',
+    "pasted": '#define P(a, b) a##b\n#if P(__has_, include)("/etc/passwd")\n#endif\n',
+    "pasted in three": '#define P(a, b, c) a##b %:%: c\n#if P(_, _has_incl, ude)("/etc/passwd")\n#endif\n',
+    "pasted behind a splice": '#define P(a) __has_inc#\\\n#a\n#if P(lude)("/etc/passwd")\n#endif\n',
     "last line without an end": '#include "/etc/passwd"',
 }
 
@@ -42,6 +45,8 @@ ALLOWED = {
     "apostrophe in an error": "#if 0\n#error don't\n#endif\n",
     "a macro over lines": "#define ADD(a, b) \\\n  ((a) + \\\n   (b))\n#pragma unroll 4\n",
     "null directive": "#\nint a;\n",
+    "pasting": "#define CONCAT(a, b) a##b\nint CONCAT(has, _key);\n",
+    "writing from right to left": "// \u05e9\u05dc\u05d5\u05dd \u200f(\u05de\u05e4\u05ea\u05d7)\nint a;\f\n",
     "stringised": "#define NAME(x) #x\n",
 }
 
@@ -54,6 +59,31 @@ def test_no_way_to_a_file(text):
 @pytest.mark.parametrize("text", ALLOWED.values(), ids=ALLOWED)
 def test_what_kernels_need_is_allowed(text):
     assert refusals(text) == []
+
+
+UNREADABLE = {
+    "NUL": "int a;\0/* the rest is not compiled\n",
+    "escape": "// \x1b[2J\n",
+    "right-to-left override": "/* \u202e} */ return;\n",
+    "isolate": "/* \u2066 */\n",
+    "half of a character": "// \ud800\n",
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_person_reads_what_the_compiler_reads(text):
+    (refusal,) = refusals("int first;\n" + text)
+
+    assert refusal.line == 2
+    assert "U+" in refusal.message
+
+
+@pytest.mark.parametrize("name", ["__TIME__", "__DATE__", "__TIMESTAMP__"])
+def test_marks_do_not_depend_on_the_time_of_day(name):
+    (refusal,) = refusals(f"int a = {name}[4];\n")
+
+    assert "when it is graded" in refusal.message
+    assert refusals(f"#define P(a, b) a##b\nint a = P({name[:4]}, {name[4:]})[4];\n")
 
 
 def test_the_line_is_the_authors_own():

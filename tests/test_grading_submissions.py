@@ -1,11 +1,15 @@
 """Reading submissions: archives that attack, every editor's encoding, notebooks in every state of damage."""
 
+import errno
 import io
 import json
+import lzma
 import os
 import stat
+import struct
 import tarfile
 import zipfile
+from pathlib import PurePath
 
 import pytest
 
@@ -16,7 +20,7 @@ from labs_common.grading.check_report import report_json
 from labs_common.grading.notebook_cells import read_notebook
 from labs_common.grading.rubric import AnswerKey
 from labs_common.grading.safety import refusals
-from labs_common.grading.submissions import find_submissions
+from labs_common.grading.submissions import Submission, find_submissions
 from labs_common.source import Source
 from labs_common.stages import find_stage
 
@@ -99,6 +103,15 @@ def test_two_submissions_of_one_name_stay_apart(tmp_path):
 
     assert [s.student for s in found] == ["anna.cu", "anna.zip"]
     assert len({s.slug for s in found}) == 2
+
+
+def test_no_name_can_be_found_that_takes_anothers_files():
+    """Of the 14 million names tried in 40 s one had the letters of the other and 24 bits of its hash."""
+    one, other = Submission("anna").slug, Submission("anna||#*{").slug
+
+    assert one[:11] == other[:11] == "anna-55579b"
+    assert one != other
+    assert len(one.removeprefix("anna-")) == 16
 
 
 def test_names_that_read_alike_stay_apart(tmp_path):
@@ -310,7 +323,17 @@ def test_too_many_entries(tmp_path):
     assert "entries" in only(tmp_path).suspicious[0]
 
 
-@pytest.mark.parametrize("data", [b"", b"PK\x03\x04 and no more", b"\x1f\x8bnothing", os.urandom(500)])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PK\x03\x04 and no more",
+        b"\x1f\x8bnothing",
+        b"\xfd7zXZ\0nothing",
+        b"BZh9nothing",
+        os.urandom(500),
+    ],
+)
 @pytest.mark.parametrize("suffix", [".zip", ".tar", ".tar.gz", ".tar.xz", ".ipynb", ".json", ".cu"])
 def test_a_damaged_file_is_a_note_and_never_an_error(tmp_path, data, suffix):
     (tmp_path / f"a{suffix}").write_bytes(data)
@@ -319,6 +342,73 @@ def test_a_damaged_file_is_a_note_and_never_an_error(tmp_path, data, suffix):
 
     assert submission.kernels == {}
     assert submission.notes
+
+
+@pytest.mark.parametrize("error", [MemoryError, struct.error, lzma.LZMAError, RecursionError, IndexError])
+def test_no_error_of_an_archive_stops_a_class(tmp_path, monkeypatch, error):
+    """What the readers of archives raise is no fixed list: a corrupt .tar.xz once ended the whole run."""
+
+    def fails(*_):
+        raise error("broken")
+
+    monkeypatch.setattr(archives, "_read_zip", fails)
+    write_zip(tmp_path / "anna.zip", {"02_vectorized.cu": KERNEL})
+    (tmp_path / "ben.cu").write_text(KERNEL)
+
+    anna, ben = find_submissions(tmp_path)
+
+    assert "anna.zip: cannot be read (broken)" in anna.notes
+    assert STAGE.id in ben.kernels
+
+
+def encrypted(data):
+    """The same zip, with the flag in both headers of its first entry that asks for a password."""
+    changed = bytearray(data)
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        changed[changed.index(signature) + flags] |= 1
+    return bytes(changed)
+
+
+def test_an_encrypted_archive_is_named(tmp_path):
+    write_zip(tmp_path / "a.zip", {"02_vectorized.cu": KERNEL})
+    (tmp_path / "a.zip").write_bytes(encrypted((tmp_path / "a.zip").read_bytes()))
+
+    assert "password required" in only(tmp_path).notes[0]
+
+
+@pytest.mark.parametrize("layout", ["folders", "nbgrader"])
+def test_a_folder_that_may_not_be_read_is_named_and_the_others_are_graded(tmp_path, monkeypatch, layout):
+    """Refused by the test, not by chmod, which does not hold for root."""
+    root = tmp_path / "submitted" if layout == "nbgrader" else tmp_path / "class"
+    for student in ("anna", "ben"):
+        (root / student / "lab2").mkdir(parents=True)
+        (root / student / "lab2" / "02_vectorized.cu").write_text(KERNEL)
+    real = os.scandir
+
+    def scandir(path="."):
+        if "ben" in PurePath(path).parts:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    monkeypatch.setattr(os, "listdir", lambda path=".": [entry.name for entry in scandir(path)])
+
+    anna, ben = find_submissions(root, "lab2")
+
+    assert STAGE.id in anna.kernels
+    assert ben.kernels == {} and any("cannot be read (Permission denied)" in note for note in ben.notes)
+
+
+def test_terminals_and_pages_are_not_told_what_to_do(tmp_path):
+    """Escape sequences and a right-to-left override in tags, which notes repeat."""
+    name = "\x1b[2J\u202e"
+    cells = [cell("4", "markdown", tags=[f"palab:answer:{name}"]) for _ in range(2)]
+    (tmp_path / "anna.ipynb").write_text(notebook(*cells))
+
+    notes = " ".join(only(tmp_path).notes)
+
+    assert "\\x1b[2J\\x202e" in notes
+    assert notes.isprintable()
 
 
 def test_an_archive_in_an_archive_is_named(tmp_path):
@@ -502,6 +592,26 @@ def test_a_kernel_in_a_string(quotes, raw):
     ((_, _, kernel, _),) = read_notebook(text, "lab.ipynb").kernels
 
     assert kernel == "\n" + body
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"format": "palab check report 1", "sou', "damaged JSON"),
+        ('{"format": "palab check report 1", "source": "a", "source": "b"}', "a key stands in it twice"),
+        ('{"format": "palab check report 2", "stage": "02", "source": "a"}', "of another version"),
+        ('{"format": "palab check report 1", "stage": 2, "source": "a"}', "without a stage or a source"),
+        ('{"format": "palab check report 1", "stage": "02"}', "without a stage or a source"),
+        ("[" * 100_000, "damaged JSON"),
+    ],
+)
+def test_a_report_that_cannot_be_read_is_named(tmp_path, text, said):
+    (tmp_path / "anna.json").write_text(text)
+
+    submission = only(tmp_path)
+
+    assert submission.kernels == {}
+    assert submission.notes[0].startswith("anna.json: ") and said in submission.notes[0]
 
 
 def test_what_check_writes_can_be_handed_in(tmp_path, simulator):

@@ -56,6 +56,24 @@ def test_global_accesses_are_held_to_their_allocation(offset, kind, verb):
     assert kind in finding.message
 
 
+@pytest.mark.parametrize("engine", ["numpy", "llvm"])
+@pytest.mark.parametrize("verb", ["write", "atomic"])
+def test_memory_that_numpy_may_not_write_no_kernel_may(verb, engine):
+    """An atomic that adds nothing writes all the same."""
+    host = np.full(8, 3, np.uint32)
+    host.flags.writeable = False
+    access = "st.global.u32 [%d0], %r0;" if verb == "write" else "atom.global.add.u32 %r5, [%d0], 0;"
+    kernel = xp.RawModule(kernel_text(at(9, access + "\nret;"), 1) + FILE, engine=engine).get_function("k")
+
+    with pytest.raises(Fault) as caught:
+        kernel(1, 32, (xp.wrap(host),))
+
+    finding = caught.value.finding
+    assert (finding.kind, finding.line) == (f"Invalid __global__ {verb} of size 4 bytes", 9)
+    assert finding.message == "the memory is read-only"
+    assert host.tolist() == [3] * 8
+
+
 def test_vector_access_must_be_aligned_to_its_whole_size():
     finding = fault_of(
         at(4, "ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%d0+8];\nret;"), np.zeros(32, np.float32)

@@ -6,7 +6,6 @@ import os
 import stat
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -54,8 +53,16 @@ class _TooMuch(Exception):
 
 def shown(name: str) -> str:
     """A file name fit for a report: control characters and lone surrogates escaped, not too long."""
-    safe = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
+    safe = printable(name).replace("\n", "\\x0a").replace("\t", "\\x09")
     return safe if len(safe) <= 120 else safe[:117] + "…"
+
+
+def printable(text: str) -> str:
+    """Text of anybody's, fit for a terminal, a page and a table: what is no character to read is escaped.
+
+    Terminals obey escape sequences, and a right-to-left override turns the points that stand behind it.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
 def is_archive(name: str) -> bool:
@@ -84,16 +91,7 @@ def read_files(path: Path) -> Files:
                 found.add(path.name, data)
     except _TooMuch as error:
         found.suspicious.append(str(error))
-    except (
-        OSError,
-        EOFError,
-        RuntimeError,  # zipfile: an encrypted archive
-        NotImplementedError,  # zipfile: a compression it does not know
-        ValueError,
-        zipfile.BadZipFile,
-        tarfile.TarError,
-        zlib.error,
-    ) as error:
+    except Exception as error:  # the readers of archives raise whatever their formats' libraries do
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         found.notes.append(f"{shown(path.name)}: cannot be read ({reason[:200] or type(error).__name__})")
     return found
@@ -143,22 +141,27 @@ def _limits(found: Files) -> None:
         raise _TooMuch(f"more than {MAX_TOTAL_BYTES >> 20} MiB of files; the rest is not read")
 
 
-def _walk(root: Path) -> Iterator[tuple[Path, os.DirEntry]]:
+def _walk(root: Path, found: Files) -> Iterator[os.DirEntry]:
     folders, count = [root], 0
     while folders:
-        with os.scandir(folders.pop()) as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            found.notes.append(f"{shown(folder.name)}: the folder cannot be read ({error.strerror})")
+            continue
         for entry in listed:
             count += 1
             if count > MAX_ENTRIES:
                 raise _TooMuch(f"more than {MAX_ENTRIES} entries; the rest is not read")
-            yield root, entry
+            yield entry
             if entry.is_dir(follow_symlinks=False):
                 folders.append(Path(entry.path))
 
 
 def _read_folder(root: Path, found: Files) -> None:
-    for _, entry in _walk(root):
+    for entry in _walk(root, found):
         name = Path(entry.path).relative_to(root).as_posix()
         if entry.is_symlink():
             found.suspicious.append(f"{shown(name)}: a link; links are not followed")

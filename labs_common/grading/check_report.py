@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 from labs_common.check import Report
+from labs_common.grading.store import write_text
 from labs_common.grading.submissions import REPORT_FORMAT
 from labs_common.source import Source
 
@@ -39,6 +41,17 @@ def report_json(report: Report, source: Source) -> str:
         "results": results,
     }
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def write_report(path: Path, report: Report, source: Source) -> None:
+    """As ``report_json``, into a file whose folders are made.
+
+    Raises:
+        ValueError: the file's name does not end in ``.json``, so that the grader would not read it.
+    """
+    if path.suffix.lower() != ".json":
+        raise ValueError(f"{path}: the name of a report must end in .json")
+    write_text(path, report_json(report, source))
 
 
 def _finite(value: float) -> float | None:

@@ -6,12 +6,14 @@ Nothing here judges. The right answers, the seed and the rubric never enter the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import math
+import re
 import resource
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ from labs_common.stages import Stage, find_stage
 FAR_BYTES = 4 * 2**31  # of a cache of float32 whose elements 32 bits cannot count
 BUDGET = 20_000_000  # instructions of one thread: some hundred times what a hidden problem needs
 MAX_MESSAGE = 4000
+_MACHINE = re.compile(r"%(?:clock|globaltimer|smid|nsmid|gridid|envreg|pm\d)\w*")
 MAX_FINDINGS = 10
 
 
@@ -60,6 +63,10 @@ class GradingEngine(SimulatorEngine):
                 if now != self._initial.setdefault(address, now):
                     changed.add(name)
         return sorted(changed)
+
+    def machine_registers(self) -> list[str]:
+        """Special registers that its code names and no attention needs: clocks, multiprocessors."""
+        return sorted({name for module in self._modules.values() for name in _MACHINE.findall(module.ptx)})
 
 
 def serve(sock: socket.socket, cpu_s: float) -> None:
@@ -115,15 +122,19 @@ class Runner:
         calls: list[dict[str, Any]] = []
         try:
             for number, sent in enumerate(request["calls"]):
-                calls.append(
-                    self._call(problem, sent, backwards=number % 2 == 1, far=request.get("far", False))
-                )
-            result: dict[str, Any] = {"calls": calls, "state": self.engine.changed_variables()}
+                backwards, far = number % 2 == 1, request.get("far", False)
+                calls.append(self._call(problem, sent, backwards, far, request.get("resources", False)))
+            result: dict[str, Any] = {
+                "calls": calls,
+                "state": self.engine.changed_variables(),
+                "asks": self.engine.machine_registers(),
+            }
             if request.get("resources"):
                 result["resources"] = self._resources(problem)
             return result
         except Exception as error:
-            return {"calls": calls, "error": describe(error)}
+            wrote = isinstance(error, Fault) and _writes_to_input(error.finding)
+            return {"calls": calls, "error": describe(error) | ({"wrote_input": True} if wrote else {})}
 
     def _probe(self, name: str) -> dict[str, Any]:
         probe = next(probe for probe in PROBES if probe.name == name)
@@ -136,8 +147,12 @@ class Runner:
         except Exception as error:
             return {"error": describe(error)}
 
-    def _call(self, problem: Problem, sent: Mapping[str, Any], backwards: bool, far: bool) -> dict[str, Any]:
+    def _call(
+        self, problem: Problem, sent: Mapping[str, Any], backwards: bool, far: bool, counted: bool
+    ) -> dict[str, Any]:
         inputs = inputs_from(sent)
+        for array in inputs.arrays().values():
+            array.flags.writeable = False  # else a kernel could use them as scratch and put all back
         plan = self.stage.plan(problem, self.engine.device)
         self.engine.module(self.source, plan.defines)
         arrays = self._far_arrays(problem, inputs) if far else self.engine.upload(inputs)
@@ -145,8 +160,11 @@ class Runner:
         self.engine.changed_variables()  # notes what the variables are before the first launch
         self._keep.append((inputs, call))
         findings, counters, printed = self._launch(call, backwards)
+        output = call.output.get()
+        if counted:
+            counters["busiest_warp"] = self._busiest_warps(call)
         return {
-            "output": call.output.get(),
+            "output": output,
             "inputs": hash_inputs(inputs),
             "findings": [finding_to(f) for f in findings[:MAX_FINDINGS]],
             "findings_total": len(findings),
@@ -174,6 +192,26 @@ class Runner:
             for name, value in counted.items():
                 counters[name] = counters.get(name, 0) + value
         return findings, counters, printed
+
+    def _busiest_warps(self, call: Call) -> int:
+        """Instructions of the warp that executes most of them, within 5 percent, summed over the launches.
+
+        Every block is run once more on its own, with a budget that tells whether a warp of it needs more than
+        any before. No sum over the grid can replace it: a kernel whose first warp does the work of all others
+        has the same sums.
+        """
+        total = 0
+        for launch in call.launches:
+            kernel = call.kernels[launch.entry]
+            run = functools.partial(
+                kernel, launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes
+            )
+            most = 0
+            for block in range(launch.grid[0] * launch.grid[1] * launch.grid[2]):
+                if not _ends(kernel.module, run, block, most + most // 20):
+                    most = _least_budget(kernel.module, run, block, most)
+            total += most
+        return total
 
     def _far_arrays(self, problem: Problem, inputs: Inputs) -> dict[str, Any]:
         """The second half of the pages at addresses past what 32 bits of elements reach.
@@ -206,6 +244,39 @@ class Runner:
             "registers": max(r.registers for r in used),
             "shared_bytes": max(r.shared_bytes for r in used),
         }
+
+
+def _ends(module: RawModule, run: Callable[..., None], block: int, budget: int) -> bool:
+    """Whether no warp of a block executes more instructions than this."""
+    module.budget = budget
+    try:
+        run(blocks=[block])
+    except BudgetError:
+        return False
+    finally:
+        module.budget = BUDGET
+    return True
+
+
+def _least_budget(module: RawModule, run: Callable[..., None], block: int, low: int) -> int:
+    """The least budget, above ``low`` and within 5 percent, that a block ends with; it has run to its end."""
+    run(blocks=[block])
+    high = int(module.last_launch.counters.warp_executions().sum())
+    while high - low > max(1, high // 20):
+        middle = (low + high) // 2
+        if _ends(module, run, block, middle):
+            high = middle
+        else:
+            low = middle
+    run(blocks=[block])  # whole: what it wrote is read by the next launch
+    return high
+
+
+def _writes_to_input(finding: Finding) -> bool:
+    """Whether a fault is a write to an array that is only to be read."""
+    allocation = SPACE.find(finding.address) if finding.address is not None else None
+    names = {field.name for field in dataclasses.fields(Inputs)}
+    return allocation is not None and allocation.name in names and not allocation.host.flags.writeable
 
 
 def describe(error: Exception) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labs_common.grading.answers import mark_answers, mark_predictions
+from labs_common.grading.archives import printable
 from labs_common.grading.isolation import Limits, Sandbox
 from labs_common.grading.marking import StageGrade, mark_kernel
 from labs_common.grading.rubric import Rubric
@@ -76,7 +77,16 @@ def grade_submission(task: Task) -> dict[str, Any]:
     record["out_of"] = rubric.total(task.gpu)
     record["seconds"] = round(time.perf_counter() - started, 3)
     record["worker"] = os.getpid()
-    return record
+    return _printable(record)
+
+
+def _printable(value: Any) -> Any:
+    """The same with every text fit to be shown: compilers and assertions repeat what a student wrote."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _grade_stage(task: Task, stage_id: str) -> StageGrade:

@@ -182,6 +182,11 @@ def judge(case: Case, expected: tuple[Reference, ...], answer: Mapping[str, Any]
             return result(False, clean, *_wrong(number, output, right, verdict.diagnosis))
     if "error" in answer:
         error = answer["error"]
+        if error.get("wrote_input"):
+            where = f" (line {error['finding']['line']})" if error["finding"].get("line") else ""
+            return result(
+                False, clean, f"it writes to its inputs{where}", f"inputs changed: {error['message'][:2000]}"
+            )
         return result(False, clean and "finding" not in error, _error_reason(error), error["message"][:2000])
     if len(calls) != len(case.calls):
         return result(False, clean, "no result", f"{len(calls)} of {len(case.calls)} calls came back")
@@ -369,6 +374,9 @@ def _collect(answer: Mapping[str, Any], grade: StageGrade) -> None:
         grade.flags.setdefault("keeps state", f"device variables changed from launch to launch: {names}")
     if answer.get("error", {}).get("kind") in ("internal", "unsupported", "protocol"):
         grade.flags.setdefault("needs a look", str(answer["error"].get("message", ""))[:300])
+    if answer.get("asks"):
+        asked = ", ".join(map(str, answer["asks"][:3]))
+        grade.flags.setdefault("looks at the machine", f"it reads {asked}, which tell a simulator from a GPU")
     if any(call.get("printed") for call in answer.get("calls", [])):
         grade.flags.setdefault("prints", "it prints from the device; what it prints is not read")
 

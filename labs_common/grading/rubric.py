@@ -21,6 +21,8 @@ COUNTS = (
     "sectors",
     "sectors_per_request",
     "multiplies",
+    "instructions",
+    "busiest_warp",
     "barriers_per_token",
     "kv_bytes",
     "shared_wavefronts",
@@ -34,6 +36,7 @@ FLAGS = (
     "impossible speed",
     "suspicious files",
     "prints",
+    "looks at the machine",
     "needs a look",
 )
 

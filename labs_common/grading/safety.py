@@ -1,7 +1,8 @@
 """What a submitted kernel may not contain, found before any compiler sees it: files it must not read.
 
 The preprocessor's phases are followed: line splicing first, then comments and literals, then directives.
-Where the text could be read in two ways (raw strings, trigraphs) it is refused instead of guessed at.
+Where the text could be read in two ways (raw strings, trigraphs, a NUL, turned writing directions) it is
+refused instead of guessed at.
 """
 
 from __future__ import annotations
@@ -48,7 +49,13 @@ _FORBIDDEN_NAMES = {
     "__INCLUDE_LEVEL__": "has no place in a kernel",
     "__BASE_FILE__": "has no place in a kernel",
     "import": "imports a file",
+    "__TIME__": "makes the marks depend on when it is graded",
+    "__DATE__": "makes the marks depend on when it is graded",
+    "__TIMESTAMP__": "makes the marks depend on when it is graded",
 }
+_PASTES = ("##", "%:%:")
+_TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # CVE-2021-42574, "Trojan Source"
+_UNREADABLE = re.compile(f"[{_TURNS}\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 _TOKEN = re.compile(
     r"""
@@ -111,8 +118,11 @@ def refusals(text: str) -> list[Refusal]:
                     text.count("\n", 0, text.index(trigraph)) + 1, f"the trigraph {trigraph} is not allowed"
                 )
             ]
+    if (unreadable := _unreadable(text)) is not None:
+        return [unreadable]
     spliced, lines = _splice(text)
     found: list[Refusal] = []
+    words: set[str] = set()
     at_line_start = True
     directive: list[str] | None = None  # the tokens of the one that the line is, without comments
     began = 1
@@ -135,6 +145,8 @@ def refusals(text: str) -> list[Refusal]:
             if directive is None or "/*" in rest_of_line:
                 found.append(Refusal(line, "a quote that its line does not close"))
                 return found
+        if kind in ("name", "number"):
+            words.add(token)
         if kind == "name" and token in _FORBIDDEN_NAMES:
             found.append(Refusal(line, f"{token} {_FORBIDDEN_NAMES[token]}; not allowed"))
         if directive is not None:
@@ -142,7 +154,35 @@ def refusals(text: str) -> list[Refusal]:
         elif at_line_start and (token == "#" or kind == "digraph"):
             directive, began = [], line
         at_line_start = False
+    if any(paste in spliced for paste in _PASTES):
+        line = lines(min(spliced.index(paste) for paste in _PASTES if paste in spliced))
+        made = [name for name in _FORBIDDEN_NAMES if name not in words and _can_be_pasted(name, words)]
+        found += [
+            Refusal(line, f"{name}, which ## can make here, {_FORBIDDEN_NAMES[name]}; not allowed")
+            for name in made
+        ]
     return found
+
+
+def _can_be_pasted(name: str, words: set[str]) -> bool:
+    """Whether words of the text, each as often as one likes, make up a name."""
+    reached = {0}
+    for end in range(1, len(name) + 1):
+        if any(start in reached and name[start:end] in words for start in range(end)):
+            reached.add(end)
+    return len(name) in reached
+
+
+def _unreadable(text: str) -> Refusal | None:
+    """The first character that shows a person another text than the compiler reads."""
+    found = _UNREADABLE.search(text)
+    if found is None:
+        return None
+    why = "turns the writing direction" if found[0] in _TURNS else "is a control character"
+    message = (
+        f"U+{ord(found[0]):04X} {why}, so that a person reads another text than the compiler; not allowed"
+    )
+    return Refusal(text.count("\n", 0, found.start()) + 1, message)
 
 
 def _splice(text: str) -> tuple[str, Callable[[int], int]]:

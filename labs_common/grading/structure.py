@@ -20,6 +20,8 @@ EXPLAINED = {
     "sectors": "32-byte sectors that the loads touch",
     "sectors_per_request": "sectors for the bytes that are asked for (coalescing)",
     "multiplies": "multiplications for the products that are needed",
+    "instructions": "instructions executed, of whatever kind",
+    "busiest_warp": "share of the work that the busiest warp has",
     "barriers_per_token": "block barriers a token",
     "kv_bytes": "distinct bytes read",
     "shared_wavefronts": "wavefronts of shared memory (bank conflicts)",
@@ -58,7 +60,9 @@ def measures(problem: Problem, counters: Mapping[str, int], resources: Mapping[s
     """The counts that the rubric names, of one run.
 
     ``multiplies`` is FFMA and FMUL lanes over 2·tokens·query_heads·head_dim, the products of q·K and p·V;
-    ``sectors_per_request`` is sectors over those that the asked bytes would fill.
+    ``sectors_per_request`` is sectors over those that the asked bytes would fill. ``instructions`` are those
+    of all threads, so that work which no other count sees (in double precision, in local memory) is seen;
+    ``busiest_warp`` is the part of the work that the busiest warp does: a grid in name only is seen.
     """
     tokens = max(1, sum(problem.context_lengths))
     products = 2 * tokens * problem.query_heads * problem.head_dim
@@ -67,6 +71,8 @@ def measures(problem: Problem, counters: Mapping[str, int], resources: Mapping[s
         "sectors": counters["global_load_sectors"],
         "sectors_per_request": counters["global_load_sectors"] / max(1, counters["ideal_sectors"]),
         "multiplies": (counters["ffma_lanes"] + counters["fmul_lanes"]) / products,
+        "instructions": counters["lane_instructions"],
+        "busiest_warp": counters["busiest_warp"] / max(1, counters["warp_instructions"]),
         "barriers_per_token": counters["barriers"] / tokens,
         "kv_bytes": counters["dram_read_bytes"],
         "shared_wavefronts": counters["shared_load_wavefronts"] + counters["shared_store_wavefronts"],

@@ -11,13 +11,23 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from labs_common.grading.archives import ARCHIVE_SUFFIXES, Files, decode, is_archive, read_files, shown
+from labs_common.grading.archives import (
+    ARCHIVE_SUFFIXES,
+    Files,
+    decode,
+    is_archive,
+    printable,
+    read_files,
+    shown,
+)
 from labs_common.grading.notebook_cells import Cells, read_notebook
 from labs_common.grading.safety import MAX_SOURCE_BYTES, normalised
 from labs_common.stages import STAGES, Stage, find_stage
 
-REPORT_FORMAT = "palab check report 1"
+_REPORT_FAMILY = "palab check report"
+REPORT_FORMAT = f"{_REPORT_FAMILY} 1"
 
 # Bounded, as students choose the text: an open-ended gap would make a hostile file quadratic to search.
 _ENTRY = re.compile(r"__global__\b[^;{]{0,300}?\bpaged_attention_(\w{1,60})\s*\(")
@@ -73,11 +83,11 @@ class Submission:
 
     @property
     def slug(self) -> str:
-        """A file name for this student that no other student has."""
+        """A file name for this student that no other has, nor can find a name to have: 64 bits of a hash."""
         plain = unicodedata.normalize("NFKD", self.student).encode("ascii", "ignore").decode()
         plain = re.sub(r"[^A-Za-z0-9]+", "-", plain).strip("-").lower()[:40]
         digest = hashlib.sha256(self.student.encode("utf-8", "surrogatepass")).hexdigest()
-        return f"{plain or 'student'}-{digest[:6]}"
+        return f"{plain or 'student'}-{digest[:16]}"
 
 
 def find_submissions(folder: Path, assignment: str = "") -> list[Submission]:
@@ -106,7 +116,7 @@ def find_submissions(folder: Path, assignment: str = "") -> list[Submission]:
         folder = inner
         entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     students = [p for p in entries if p.is_dir() and not p.is_symlink()]
-    nested = [p for p in students if assignment and (p / assignment).is_dir()]
+    nested = [p for p in students if assignment and os.path.isdir(p / assignment)]  # no error if unreadable
     if nested or (folder.name == "submitted" and students):
         return _apart([(student, _read_nbgrader(student, assignment)) for student in students])
     if not entries:
@@ -148,7 +158,10 @@ def _stem(name: str) -> str:
 
 
 def _read_nbgrader(student: Path, assignment: str) -> Submission:
-    folders = sorted(p for p in student.iterdir() if p.is_dir() and not p.is_symlink())
+    try:
+        folders = sorted(p for p in student.iterdir() if p.is_dir() and not p.is_symlink())
+    except OSError as error:
+        return Submission(_name(student.name), notes=(f"the folder cannot be read ({error.strerror})",))
     named = [p for p in folders if p.name == assignment]
     if named or len(folders) == 1:
         return _read((named or folders)[0], student.name)
@@ -197,7 +210,8 @@ def from_files(student: str, files: Files) -> Submission:
             notes.append(f"answer {answer}: given more than once; the first that says something is graded")
     if not kernels and not chosen:
         notes.append("no kernel and no answer was found")
-    return Submission(student, kernels, chosen, tuple(dict.fromkeys(notes)), tuple(suspicious))
+    notes = [printable(note) for note in dict.fromkeys(notes)]
+    return Submission(student, kernels, chosen, tuple(notes), tuple(suspicious))
 
 
 def _add_cells(candidates: list, answers: dict, cells: Cells, notes: list[str]) -> None:
@@ -210,10 +224,14 @@ def _add_cells(candidates: list, answers: dict, cells: Cells, notes: list[str]) 
 def _add_report(candidates: list, text: str, name: str, notes: list[str]) -> None:
     """A report that ``check`` wrote: its source is graded again, its verdicts are not looked at."""
     try:
-        report = json.loads(text)
-    except (ValueError, RecursionError):
+        report = json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        notes.append(f"{name}: damaged JSON, so no check report ({str(error)[:80]}); left out")
         return
-    if not isinstance(report, dict) or report.get("format") != REPORT_FORMAT:
+    if not isinstance(report, dict) or not str(report.get("format")).startswith(_REPORT_FAMILY):
+        return  # somebody's settings or data
+    if report["format"] != REPORT_FORMAT:
+        notes.append(f"{name}: a check report of another version of the lab; left out")
         return
     stage, source = report.get("stage"), report.get("source")
     if not isinstance(stage, str) or not isinstance(source, str):
@@ -221,6 +239,14 @@ def _add_report(candidates: list, text: str, name: str, notes: list[str]) -> Non
         return
     notes.append(f"{name}: a check report; its kernel is graded again, what it claims is not read")
     _add_kernel(candidates, 3, "", stage, source, name, notes)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. No writer gives a key twice, and a person would read the one that is not graded."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key stands in it twice")
+    return value
 
 
 def _add_kernel(

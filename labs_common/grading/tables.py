@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,14 @@ def _csv(rows: Sequence[Sequence[Any]]) -> str:
     return out.getvalue()
 
 
+# Where a cell may begin: spreadsheets of other countries split at semicolons, quotes or not, and East Asian
+# ones take the wide signs for the narrow.
+_FORMULA = re.compile(r"(^|[;|])(\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
+
+
 def _cell(value: Any) -> Any:
     """A cell that no spreadsheet takes for a formula: names and notes come from students."""
     if isinstance(value, str):
         value = " ".join(value.split()) if "\n" in value or "\r" in value or "\t" in value else value
-        if value[:1] in ("=", "+", "-", "@"):
-            return "'" + value
+        return _FORMULA.sub(r"\1'\2", value)
     return value

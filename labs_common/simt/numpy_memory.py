@@ -144,16 +144,7 @@ class Memory:
                 sub = lanes if positions is None else lanes.subset(positions)
                 part = values if positions is None else [v if v.size == 1 else v[positions] for v in values]
                 self.count_sectors(sub, i, allocation, offset, True, requests=positions is None)
-                if not allocation.host.flags.writeable:
-                    self.fault(
-                        lanes,
-                        i,
-                        "memcheck",
-                        "Invalid __global__ write",
-                        address,
-                        0,
-                        "the memory is read-only",
-                    )
+                self._need_writable(lanes, i, allocation, offset, "write")
                 self.scatter(allocation.typed(dtype), offset, access.width, part)
                 if allocation.written is not None:
                     self.mark(allocation.typed(dtype, True), offset, access.width, access.count)
@@ -363,6 +354,13 @@ class Memory:
             total += int(bank.reshape(-1, 32).max(1).sum())
         counters.wavefronts[i] += total
 
+    def _need_writable(self, lanes, i, allocation, offset, verb) -> None:
+        if not allocation.host.flags.writeable:
+            access = self.access[i]
+            kind = f"Invalid __global__ {verb} of size {access.width * access.count} bytes"
+            addresses = np.atleast_1d(allocation.base + offset)
+            self.fault(lanes, i, "memcheck", kind, addresses, 0, "the memory is read-only")
+
     # ---- atomics
 
     def atomic(self, lanes, i, how, address, values):
@@ -378,6 +376,7 @@ class Memory:
                 self.counters.global_requests[i] += sub.warps
                 for allocation, offset, inner in groups:
                     inside = sub if inner is None else sub.subset(inner)
+                    self._need_writable(inside, i, allocation, offset, "atomic")
                     self.count_sectors(inside, i, allocation, offset, True, requests=False)
                     allocation.sectors(False)[offset >> 5] = 1
                     self.check_written(inside, i, allocation, offset, dtype, 1)
