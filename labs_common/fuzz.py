@@ -36,6 +36,7 @@ from labs_common.simt import cupy_like as xp
 from labs_common.simt.cupy_like import SPACE, RawModule
 from labs_common.simt.errors import BudgetError, Fault, LaunchError, PtxError, SimulationError
 from labs_common.simt.launch import Result
+from labs_common.simt.memory import Allocation
 from labs_common.simt.parse import parse
 from labs_common.source import Source
 from labs_common.stages import STAGES, Stage
@@ -331,20 +332,26 @@ def _observe(case: Case, ptx: str, engine: str, threads: int, budget: int) -> _S
 @contextlib.contextmanager
 def _same_addresses() -> Iterator[None]:
     """Whatever is allocated inside gets the addresses that it would have got the last time."""
-    before, start = set(map(id, SPACE.allocations)), SPACE._next
+    before, start = SPACE.allocations, SPACE._next
     try:
         yield
     finally:
-        for allocation in SPACE.allocations:
-            if id(allocation) not in before:
-                SPACE.free(allocation)
+        for allocation in _since(before):
+            SPACE.free(allocation)
         SPACE._next = start
+
+
+def _since(before: list[Allocation]) -> list[Allocation]:
+    """What was allocated since, of what is left; others may have been freed meanwhile."""
+    known = set(map(id, before))
+    return [allocation for allocation in SPACE.allocations if id(allocation) not in known]
 
 
 def _run(case: Case, ptx: str, engine: str, threads: int, budget: int) -> _Seen:
     parse(ptx)  # RawModule takes what has no .version for CUDA
+    before = SPACE.allocations
     keep, results = _launch(case, ptx, engine, threads, budget)
-    memory = tuple(hashlib.sha256(a.host.tobytes()).hexdigest()[:12] for a in SPACE.allocations)
+    memory = tuple(hashlib.sha256(a.host.tobytes()).hexdigest()[:12] for a in _since(before))
     del keep
     counts = [(*result.counters.totals().items(), *result.counters.by_line()) for result in results]
     return _Seen(

@@ -243,3 +243,21 @@ SECOND:
 
         np.testing.assert_array_equal(out, expected)
         assert result.counters.totals()["divergent_branches"] == 1
+
+
+def test_what_others_allocate_and_free_meanwhile_is_no_difference(monkeypatch):
+    """Only a case's own memory is compared, whatever else lives in the process."""
+    others = [xp.zeros(8), xp.zeros(8)]
+    case = original("reduce")
+    observe = fuzzing._observe
+
+    def observe_and_free(*arguments):
+        seen = observe(*arguments)
+        if others:
+            others.pop()
+        return seen
+
+    monkeypatch.setattr(fuzzing, "_observe", observe_and_free)
+
+    assert judge(case, compiled(case)) == Outcome("ran")
+    assert not others
