@@ -363,7 +363,7 @@ def _arithmetic(opcode: str, mods: tuple[str, ...], _) -> Operation | None:
             return None
     if rounding != "rn" and type_ == "f64" and not (ftz or sat or relu):
         count = 3 if operation == "fma" else 2
-        return _alu(name, "fp64", ("f64",), ("f64",) * count, directed.arithmetic(operation, rounding))
+        return _float(name, "fp64", ("f64",), ("f64",) * count, directed.arithmetic(operation, rounding))
     if rounding != "rn" and type_ != "f32":
         return None
     if (ftz and type_ != "f32") or (relu and type_ not in HALVES) or (sat and type_ == "f64"):
@@ -455,7 +455,7 @@ def _unary_float(opcode: str, mods, _) -> Operation | None:
         emit = vm.ex2(base) if opcode == "ex2" else vm.tanh(base)
         emit = vm.packed(emit) if type_.endswith("x2") else emit
     elif type_ == "f64" and opcode in ("rcp", "sqrt") and rounding != "rn":
-        return _alu(name, "special", ("f64",), ("f64",), directed.arithmetic(opcode, rounding))
+        emit = directed.arithmetic(opcode, rounding)
     elif type_ == "f64" and opcode in ("rcp", "sqrt", "rsqrt") and rounding == "rn":
         emit = vm.rsqrt("f64") if opcode == "rsqrt" else vm.arithmetic(opcode, "f64")
     elif type_ != "f32":
