@@ -2,9 +2,9 @@
 
 There is no wider format to compute in. So the result rounded to nearest is taken, and its error, of which
 only the sign matters: where the exact value lies on the side that the rounding wants, the result moves by one
-step. The errors come from error-free transformations (Dekker's sum; products by fma; for fma: Boldo and Muller,
-IEEE Trans. Computers 60, 2011). They are exact as long as nothing under- or overflows on the way: operands near
-the ends of the exponents' range are scaled by powers of two first.
+step. The errors come from error-free transformations (Dekker's sum; products by fma; for fma: Boldo and
+Muller, IEEE Trans. Computers 60, 2011). They are exact as long as nothing under- or overflows on the way:
+operands near the ends of the exponents' range are scaled by powers of two first.
 """
 
 from __future__ import annotations
