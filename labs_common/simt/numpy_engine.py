@@ -239,10 +239,7 @@ class Batch:
     def _special(self, name: str) -> np.ndarray:
         launch, stem, axis = self.launch, name.split(".")[0], name[-1]
         place = "xyz".find(axis) if "." in name else -1
-        if (
-            stem in ("ntid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
-            and place < 0
-        ):
+        if stem in ("ntid", "nctaid", "cluster_ctaid", "cluster_nctaid") and place < 0:
             return constant(1 if stem[0] == "n" else 0, "u32")
         if stem == "tid":
             return self._coordinate(self.thread_of, launch.block, place)
@@ -846,8 +843,8 @@ def uniform_special(name: str, launch: Launch) -> int | None:
         "cluster_ctarank": 0,
         "cluster_nctarank": 1,
     }
-    if stem in ("nclusterid", "clusterid", "cluster_ctaid", "cluster_nctaid"):
-        return 1 if stem.startswith(("n", "cluster_n")) else 0
+    if stem in ("cluster_ctaid", "cluster_nctaid"):
+        return int(stem == "cluster_nctaid")
     return known.get(name)
 
 
