@@ -296,7 +296,7 @@ class Worker:
         program, budget = self.program, self.run.launch.budget
         place, warp = self.field("fault_extra"), self.field("fault_warp")
         if place < 0:
-            place = int(self.words(warp, at.WARP_PCS, 32).min() & (at.WAIT - 1)) >> 1
+            place = int(self.words(warp, at.WARP_PCS, 32).min() & (at.SPIN - 1)) >> 1
         instruction = program.instructions[min(program.blocks[place].start, len(program.instructions) - 1)]
         file, line = instruction.source or ("", 0)
         return BudgetError(
