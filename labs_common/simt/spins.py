@@ -1,9 +1,9 @@
 """Loops that wait for memory to change: which branches back are turns of a spin.
 
-Threads of a GPU make progress independently of each other ("Independent Thread Scheduling"), but the engines
-run the lowest basic block first: a lane that spins on a flag would keep the lane that sets it from running. So
-at the branch back of such a loop a lane lets all others go first. Other loops keep their order, and with it
-their counts.
+Threads of a GPU make progress independently of each other ("Independent Thread Scheduling"), but the
+engines run the lowest basic block first: a lane that spins on a flag would keep the lane that sets it from
+running. So at the branch back of such a loop a lane lets all others go first. Other loops keep their order,
+and with it their counts.
 """
 
 from __future__ import annotations
