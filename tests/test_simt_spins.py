@@ -17,6 +17,7 @@ from labs_common.simt.spins import spinning_branches
 FILE = '.file 1 "/lab/kernels/student.cu"\n'
 SHARED = ".shared .align 16 .b8 flag[16];\n"
 both = pytest.mark.parametrize("engine", ["numpy", "llvm"])
+SPACES = ("global", "shared")
 LOADS = {
     "volatile": "ld.volatile.{s}.u32",
     "acquire": "ld.acquire.gpu.{s}.u32",
@@ -36,7 +37,7 @@ def wait_for_flag(setter: str, load: str, space: str) -> str:
 
 
 @both
-@pytest.mark.parametrize("space", ["global", "shared"])
+@pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize(
     "setter",
@@ -60,18 +61,47 @@ def test_a_flag_is_awaited_whoever_sets_it(setter, load, space, engine):
     assert out.tolist() == [6 if t in sets else 5 for t in range(128)]
 
 
+LOCK = (
+    "LOCK:\natom.global.cas.b32 %r5, [%d0], 0, 1;\nsetp.ne.u32 %p1, %r5, 0;\n@%p1 bra LOCK;\n"
+    "ld.volatile.global.u32 %r6, [%d0+4];\nadd.u32 %r6, %r6, %r0;\nst.volatile.global.u32 [%d0+4], %r6;\n"
+    "membar.gl;\natom.global.exch.b32 %r7, [%d0], 0;\nret;"
+)
+
+
 @both
 def test_a_lock_is_taken_by_every_thread_in_turn(engine):
     """The spin lock of two warps whose lanes contend: a plain sum under it loses nothing."""
-    body = (
-        "LOCK:\natom.global.cas.b32 %r5, [%d0], 0, 1;\nsetp.ne.u32 %p1, %r5, 0;\n@%p1 bra LOCK;\n"
-        "ld.volatile.global.u32 %r6, [%d0+4];\nadd.u32 %r6, %r6, %r0;\nst.volatile.global.u32 [%d0+4], %r6;\n"
-        "membar.gl;\natom.global.exch.b32 %r7, [%d0], 0;\nret;"
-    )
-
-    (out,), _ = run(kernel_text(body), np.zeros(2, np.uint32), block=64, engine=engine, budget=1_000_000)
+    (out,), _ = run(kernel_text(LOCK), np.zeros(2, np.uint32), block=64, engine=engine, budget=1_000_000)
 
     assert out.tolist() == [0, 64 * 63 // 2]
+
+
+SETTERS = ["ge.u32 %p0, %r0, 96", "lt.u32 %p0, %r0, 32", "eq.u32 %p0, %r0, 40", "eq.u32 %p0, %r0, 127"]
+SPINS = {
+    **{
+        f"{space}: {s}": (wait_for_flag(s, LOADS["volatile"], space), 128)
+        for s in SETTERS
+        for space in SPACES
+    },
+    "lock of two warps": (LOCK, 64),
+    "lock of one warp": (LOCK, 32),
+}
+
+
+@pytest.mark.parametrize("name", SPINS)
+def test_engines_spin_equally_often(name):
+    body, threads = SPINS[name]
+    results = {}
+    for engine in ("numpy", "llvm"):
+        arrays = np.zeros(2, np.uint32), np.zeros(128, np.uint32)
+        made, result = run(
+            kernel_text(body, 2, SHARED), *arrays, block=threads, engine=engine, budget=1_000_000
+        )
+        results[engine] = [a.tolist() for a in made], result.counters
+
+    (one, counts), (other, counts_too) = results.values()
+    assert one == other
+    assert counts.differences(counts_too) == []
 
 
 @both

@@ -44,6 +44,7 @@ from .llvm_split import split_at_accesses
 from .memory import WINDOW, AddressSpace
 from .printf import format_text
 from .program import Program, race_unit
+from .spins import spinning_branches
 
 PATIENCE = 0.1  # seconds of quickly built code after which better code is made
 OUTPUT_LIMIT = 1 << 20  # characters of printf that are kept
@@ -108,12 +109,18 @@ def prepare(launch: Launch) -> Compiled:
 
 
 def _steps(launch: Launch) -> bool:
-    """Whether warps are interleaved and races looked for: where threads could race in shared memory."""
+    """Whether warps are interleaved and races looked for: where threads could race in shared memory.
+
+    And where warps spin: how often depends on the order of the warps, which is the NumPy engine's then.
+    """
     accesses = launch.program.access.values()
+    checked, shared = "racecheck" in launch.checks, launch.shared_bytes > 0
+    if launch.threads > 32 and (checked or not shared) and spinning_branches(launch.program):
+        return True
     return (
-        "racecheck" in launch.checks
+        checked
         and launch.threads > 1
-        and launch.shared_bytes > 0
+        and shared
         and any(a.space in ("shared", "generic") or a.operation == "cp" for a in accesses)
     )
 
