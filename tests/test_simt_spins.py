@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from simt_helpers import kernel_text, run
 
+from labs_common.compiler import compile_ptx
+from labs_common.problem import PRESETS
 from labs_common.simt.errors import BudgetError
 from labs_common.simt.parse import parse
 from labs_common.simt.program import build
 from labs_common.simt.spins import spinning_branches
+from labs_common.stages import STAGES
 
 FILE = '.file 1 "/lab/kernels/student.cu"\n'
 SHARED = ".shared .align 16 .b8 flag[16];\n"
@@ -201,3 +204,12 @@ def test_which_loops_count_as_spins(body, spins):
     program = build(parse(kernel_text(body)), "k")
 
     assert len(spinning_branches(program)) == spins
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.id)
+def test_no_stage_spins_so_their_counts_are_as_before(stage):
+    problem = next(p for p in PRESETS.values() if stage.supports(p) is None)
+    module = parse(compile_ptx(stage.source(), stage.plan(problem).defines))
+
+    for entry in module.entries:
+        assert spinning_branches(build(module, entry)) == frozenset()

@@ -9,7 +9,7 @@ Facts of the design:
 
 - Blocks are taken in ascending order as workers become free. Warps of a block run one after the other up to a
   barrier; where racecheck is on and warps share memory, they step together through the basic blocks, the
-  lowest first, as lanes of the NumPy engine do.
+  lowest first, as lanes of the NumPy engine do. So they do where warps spin on memory (spins.py).
 - Of several faults the one of the lowest block is reported.
 - A program whose result may depend on the order of blocks (atomics that give a value or round, printf) runs
   on one worker.
