@@ -238,12 +238,9 @@ class Base:
             return f.resize(f.field("i64", "%warp", at.WARP_INDEX), "i32")
         if name == "nwarpid":
             return f.resize(f.field("i64", "%ctx", CTX["warps_per_block"], True), "i32")
-        if name in ("smid", "gridid", "clusterid", "cluster_ctarank") or kind in (
-            "clusterid",
-            "cluster_ctaid",
-        ):
+        if name in ("smid", "gridid", "cluster_ctarank") or kind == "cluster_ctaid":
             return const("i32", 0)
-        if name == "nsmid" or kind in ("nclusterid", "cluster_nctaid", "cluster_nctarank"):
+        if name == "nsmid" or kind in ("cluster_nctaid", "cluster_nctarank"):
             return const("i32", 1)
         if name in ("dynamic_smem_size", "total_smem_size"):
             size = f.field("i64", "%ctx", CTX["shared_size"], True)

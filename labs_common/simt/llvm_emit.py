@@ -23,6 +23,7 @@ from .llvm_warp import Code
 from .ops import operation
 from .parse import Register
 from .program import Program, reads
+from .spins import spinning_branches
 
 
 class Setup(Code):
@@ -77,6 +78,7 @@ class Kernel:
     def __init__(self, program: Program, stepped: bool = False):
         self.program, self.stepped = program, stepped
         self.analysis = analyse(program)
+        self.spins = spinning_branches(program)
         if stepped:
             chained = chains(program)
             sharing = sharing_blocks(program)

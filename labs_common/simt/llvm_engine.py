@@ -9,7 +9,7 @@ Facts of the design:
 
 - Blocks are taken in ascending order as workers become free. Warps of a block run one after the other up to a
   barrier; where racecheck is on and warps share memory, they step together through the basic blocks, the
-  lowest first, as lanes of the NumPy engine do.
+  lowest first, as lanes of the NumPy engine do. So they do where warps spin on memory (spins.py).
 - Of several faults the one of the lowest block is reported.
 - A program whose result may depend on the order of blocks (atomics that give a value or round, printf) runs
   on one worker.
@@ -44,6 +44,7 @@ from .llvm_split import split_at_accesses
 from .memory import WINDOW, AddressSpace
 from .printf import format_text
 from .program import Program, race_unit
+from .spins import spinning_branches
 
 PATIENCE = 0.1  # seconds of quickly built code after which better code is made
 OUTPUT_LIMIT = 1 << 20  # characters of printf that are kept
@@ -108,12 +109,18 @@ def prepare(launch: Launch) -> Compiled:
 
 
 def _steps(launch: Launch) -> bool:
-    """Whether warps are interleaved and races looked for: where threads could race in shared memory."""
+    """Whether warps are interleaved and races looked for: where threads could race in shared memory.
+
+    And where warps spin: how often depends on the order of the warps, which is the NumPy engine's then.
+    """
     accesses = launch.program.access.values()
+    checked, shared = "racecheck" in launch.checks, launch.shared_bytes > 0
+    if launch.threads > 32 and (checked or not shared) and spinning_branches(launch.program):
+        return True
     return (
-        "racecheck" in launch.checks
+        checked
         and launch.threads > 1
-        and launch.shared_bytes > 0
+        and shared
         and any(a.space in ("shared", "generic") or a.operation == "cp" for a in accesses)
     )
 
@@ -296,7 +303,7 @@ class Worker:
         program, budget = self.program, self.run.launch.budget
         place, warp = self.field("fault_extra"), self.field("fault_warp")
         if place < 0:
-            place = int(self.words(warp, at.WARP_PCS, 32).min() & (at.WAIT - 1)) >> 1
+            place = int(self.words(warp, at.WARP_PCS, 32).min() & (at.SPIN - 1)) >> 1
         instruction = program.instructions[min(program.blocks[place].start, len(program.instructions) - 1)]
         file, line = instruction.source or ("", 0)
         return BudgetError(

@@ -50,13 +50,14 @@ WARP_NEXT = 56  # i32: in stepped code, the block that the warp's lowest lane en
 WARP_SYNC = 60  # i32: bar.warp.sync executed, counted in stepped code
 WARP_BARRIER = 64  # 32 x i32: barrier number that each lane waits at
 WARP_COUNT = 192  # 32 x i32: thread count that the barrier was given, 0: all threads of the block
-WARP_PCS = 320  # 32 x i32: 2 * block + (1: its barrier has been passed) + WAIT or PARK
+WARP_PCS = 320  # 32 x i32: 2 * block + (1: its barrier has been passed) + SPIN, WAIT or PARK
 WARP_TID = 448  # 3 x 32 x i32: tid.x, tid.y, tid.z
 WARP_SLOTS = 896  # registers that live across blocks
 
 STATUS_READY, STATUS_DONE, STATUS_BARRIER = 0, 1, 2
 PARK = 1 << 30  # waits at a block barrier
 WAIT = 1 << 29  # waits for lanes of its warp
+SPIN = 1 << 28  # lets all others go first: see spins.py
 NEVER = 0x7FFFFFFF  # the pc of a lane that has exited
 
 # ---- what a warp function returns

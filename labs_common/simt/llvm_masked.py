@@ -85,6 +85,8 @@ class Masked(Code):
             const("i32", at.NEVER),
         )
         lowest = f.reduce("umin", pcs)
+        if self.kernel.spins:
+            self.spun(pcs, lowest, look)
         f.cond(f.icmp("ult", lowest, const("i32", at.WAIT)), pick, stuck)
         f.label(stuck)
         f.cond(f.icmp("eq", lowest, const("i32", at.NEVER)), done, parked)
@@ -126,6 +128,28 @@ class Masked(Code):
             self.mask = f.load("i32", mask_place)
             self.emit_block(block, f.load("i32", pc_place))
         f.finish()
+
+    def spun(self, pcs: Value, lowest: Value, look: str) -> None:
+        """Where the lanes that could run all spin: they look again, after the block's other warps."""
+        f = self.f
+        resting, others = f.new_label("resting"), f.new_label("others")
+        spinning = f.bin(
+            "and",
+            f.icmp("uge", lowest, const("i32", at.SPIN)),
+            f.icmp("ult", lowest, const("i32", at.WAIT)),
+        )
+        f.cond(spinning, resting, others, "unlikely")
+        f.label(resting)
+        runnable = f.icmp("ult", pcs, f.spread(const("i32", at.WAIT)))
+        place = f.pointer("%warp", at.WARP_PCS)
+        before = f.load("i32", place, WARP, align=64)
+        awake = f.bin("and", before, f.spread(const("i32", ~at.SPIN)))
+        f.store(f.select(runnable, awake, before), place, align=64)
+        if self.kernel.stepped:  # the driver has let the others go first
+            f.br(look)
+        else:
+            f.ret(const("i32", at.YIELD))
+        f.label(others)
 
     def give_turn(self) -> None:
         """Stepped: after each block the driver decides which warp goes on."""
@@ -256,7 +280,7 @@ class Masked(Code):
             self.trap(block)
             return
         elif block.kind == "fall":
-            self.set_pcs(const("i32", 2 * block.targets[0]), mask_vector)
+            self.set_pcs(self.pc_of(n, block.targets[0]), mask_vector)
         elif block.kind == "branch":
             condition = self.read(block.predicate)
             if block.negated:
@@ -265,7 +289,7 @@ class Masked(Code):
             split = f.bin("and", f.icmp("ne", taken, const("i32", 0)), f.icmp("ne", taken, self.mask))
             self.count(self.layout.divergent, n, f.resize(split, "i64"))
             yes, no = block.targets
-            pcs = f.select(f.spread(condition), const("i32", 2 * yes), const("i32", 2 * no))
+            pcs = f.select(f.spread(condition), self.pc_of(n, yes), self.pc_of(n, no))
             self.set_pcs(pcs, mask_vector)
         else:
             self.indexed(block, mask_vector)

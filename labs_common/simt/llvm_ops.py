@@ -126,8 +126,6 @@ def emitter(row: Operation, windows: dict[str, int]) -> Callable | None:
     """The LLVM column of an "alu" row; None where there is none. windows: space -> base of its window."""
     if row.emit is not None:
         return row.emit
-    if row.group in ("fp64", "special"):
-        return None  # f64 rounded in a direction
     parts = row.name.split(".")
     family = _FAMILIES.get(parts[0])
     return family(row, parts, windows) if family else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import llvm_layout as at
 from .llvm_layout import CTX
 from .llvm_text import Builder, Module, Value, const
+from .memory import WINDOW_BYTES
 
 SPANS = (1, 2, 4, 8, 16, 32)
 ACCESS_COUNTERS = 5  # i64 for each access
@@ -288,7 +289,7 @@ def place(module: Module) -> None:
     )
     f.label(generic)
     in_shared = f.bin("sub", address, f.ctx("shared_window"))
-    window = f.i64(1 << 24)
+    window = f.i64(WINDOW_BYTES)
     f.cond(f.icmp("ult", in_shared, window), shared, not_shared)
     f.label(not_shared)
     in_local = f.bin("sub", address, f.ctx("local_window"))
@@ -691,22 +692,37 @@ def access(module: Module) -> None:
 
 
 def count_access(f: Function, addresses: str, seen: Value, mask: Value, span: Value, kind: Value) -> None:
-    """Add one warp instruction to its access's counters: %number; see ACCESS_COUNTERS. Look for races."""
+    """Add one warp instruction to its access's counters: %number; see ACCESS_COUNTERS. Look for races.
+
+    Generic addresses may lie in several spaces: each space counts its own lanes.
+    """
     place_ = f.bin("mul", Value("%number", "i64"), f.i64(8 * ACCESS_COUNTERS))
     counters = f.pointer(f.ctx_pointer("access_counters"), place_)
+    generic = f.icmp("eq", Value("%space", "i32"), f.i32(at.SPACE_GENERIC))
+    every = f.load("i64", addresses, 32, align=64)
+
+    def within(window: str) -> Value:
+        offset = f.bin("sub", every, f.spread(f.ctx(window)))
+        return f.mask_bits(f.icmp("ult", offset, f.spread(f.i64(WINDOW_BYTES))))
+
+    in_shared = within("shared_window")
+    elsewhere = f.bin("or", in_shared, f.bin("or", within("local_window"), within("param_window")))
+    in_global = f.bin("and", mask, f.bin("xor", elsewhere, f.i32(-1)))
+    global_mask = f.select(generic, in_global, mask)
+    shared_mask = f.select(generic, f.bin("and", mask, in_shared), mask)
     after = f.start_if(f.icmp("ne", f.bin("and", seen, f.i32(1)), f.i32(0)))
-    count = f.call("i64", "sectors", f"ptr {addresses}", str(mask))
+    count = f.call("i64", "sectors", f"ptr {addresses}", str(global_mask))
     f.add_to(counters, 8 * SECTORS, count)
     f.add_to(counters, 8 * GLOBAL_REQUESTS, f.i64(1))
     f.end_if(after)
     after = f.start_if(f.icmp("ne", f.bin("and", seen, f.i32(2)), f.i32(0)))
-    count = f.call("i64", "wavefronts", f"ptr {addresses}", str(mask), str(span))
+    count = f.call("i64", "wavefronts", f"ptr {addresses}", str(shared_mask), str(span))
     f.add_to(counters, 8 * WAVEFRONTS, count)
     f.add_to(counters, 8 * SHARED_REQUESTS, f.i64(1))
     race_after = f.start_if(f.icmp("ne", f.ctx("race"), f.i64(0)))
     f.call(
-        "void", "race_lanes", "ptr %ctx", "ptr %warp", "i32 %instruction", str(kind), str(mask), str(span),
-        "i32 %space",
+        "void", "race_lanes", "ptr %ctx", "ptr %warp", "i32 %instruction", str(kind), str(shared_mask),
+        str(span), "i32 %space",
     )  # fmt: skip
     f.end_if(race_after)
     f.end_if(after)

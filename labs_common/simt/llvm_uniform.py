@@ -234,7 +234,7 @@ class Uniform(Code):
                 self.region_start = f.new_label(f"region{n}")
                 f.br(self.region_start)
             else:
-                pcs = f.select(condition, const("i32", 2 * yes), const("i32", 2 * no))
+                pcs = f.select(condition, self.pc_of(n, yes), self.pc_of(n, no))
                 self.leave(self.live_in[yes] | self.live_in[no], pcs)
 
     def condition(self, block: Block) -> Value:
@@ -244,11 +244,24 @@ class Uniform(Code):
 
     def jump(self, source: int, target: int) -> None:
         """A branch inside uniform code; backwards it costs budget."""
+        f = self.f
         if target > source:
-            self.f.br(self.labels[target])
+            f.br(self.labels[target])
             return
         blocks = self.program.blocks[target : source + 1]
-        self.spend(max(1, sum(b.stop - b.start for b in blocks)), self.labels[target], target)
+        instructions = max(1, sum(b.stop - b.start for b in blocks))
+        if (source, target) not in self.kernel.spins or target not in self.analysis.enterable:
+            self.spend(instructions, self.labels[target], target)
+            return
+        rest = f.new_label("rest")  # the block's other warps go first
+        self.spend(instructions, rest, target)
+        f.label(rest)
+        self.fresh_block()
+        self.save(self.live_in[target])
+        f.store(const("i32", target), f.pointer("%warp", at.WARP_BLOCK))
+        f.store(const("i32", 0), f.pointer("%warp", at.WARP_ENTERED))
+        f.ret(const("i32", at.YIELD))
+        self.fresh_block()
 
     def indexed(self, block: Block) -> None:
         """brx.idx."""
@@ -413,5 +426,8 @@ class Stepped(Uniform):
             f.br(self.labels[target])  # no other warp can notice that its turn comes later
             return
         f.store(const("i32", target), f.pointer("%warp", at.WARP_BLOCK))
-        f.store(const("i32", target), f.pointer("%warp", at.WARP_NEXT))
+        following = f.bin(
+            "lshr", self.pc_of(source, target), const("i32", 1)
+        )  # later than all that do not spin
+        f.store(following, f.pointer("%warp", at.WARP_NEXT))
         f.ret(const("i32", at.YIELD))

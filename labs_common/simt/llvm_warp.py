@@ -43,6 +43,10 @@ class Code(Matrices):
             self.result(targets[0], leader, "b32")
             self.result(targets[1], f.icmp("eq", f.spread(leader), f.lane_numbers()), "pred")
 
+    def pc_of(self, source: int, target: int) -> Value:
+        """The pc of a lane that goes to the start of a block."""
+        return const("i32", 2 * target + (at.SPIN if (source, target) in self.kernel.spins else 0))
+
     def participants(self) -> Value:
         """The lanes that the instruction, which is about to be emitted, waits for."""
         if needs_whole_warp(self.instruction):

@@ -28,11 +28,13 @@ from .parse import Immediate, Register, Special, Symbol, bits_of
 from .printf import format_text
 from .program import Program
 from .races import Races
+from .spins import spinning_branches
 from .vector_math import DTYPES
 
 LANES = 16384  # of a batch, about: arrays of one register then stay in the cache
 BATCH_BYTES = 1 << 27  # of shared and local memory of a batch, about
 PARKED = 1 << 29
+SPINS = 1 << 28  # added to the pc of a lane that lets the others go first: see spins.py
 EXITED = 1 << 30
 OUTPUT_LIMIT = 1 << 20  # characters of printf that are kept
 MAX_FINDINGS = 100
@@ -239,10 +241,7 @@ class Batch:
     def _special(self, name: str) -> np.ndarray:
         launch, stem, axis = self.launch, name.split(".")[0], name[-1]
         place = "xyz".find(axis) if "." in name else -1
-        if (
-            stem in ("ntid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
-            and place < 0
-        ):
+        if stem in ("ntid", "nctaid", "cluster_ctaid", "cluster_nctaid") and place < 0:
             return constant(1 if stem[0] == "n" else 0, "u32")
         if stem == "tid":
             return self._coordinate(self.thread_of, launch.block, place)
@@ -285,6 +284,7 @@ class Batch:
             top.R[register] = value
         self.group = top
         code, counters, budget = self.code, self.counters, self.launch.budget
+        spins = self.engine.spins
         while True:
             group = self.group
             here = code[group.pc]
@@ -327,10 +327,11 @@ class Batch:
             else:
                 self.exited[group.lanes.numbers] = True
                 target = EXITED
-            if target < group.bound:
+            spinning = (block.index, target) in spins
+            if target < group.bound and not spinning:
                 group.pc = target
                 continue
-            group.keys = np.full(group.lanes.n, target, np.int32)
+            group.keys = np.full(group.lanes.n, target + SPINS if spinning else target, np.int32)
             group.left.add(target)
             if not self.descend():
                 return
@@ -338,7 +339,8 @@ class Batch:
     def diverge(self, group: Group, block, value: np.ndarray) -> None:
         """Give each lane of a group its own target of a branch."""
         yes, no = block.targets[::-1] if block.negated else block.targets
-        group.keys = np.where(value, np.int32(yes), np.int32(no))
+        keys = [t + SPINS if (block.index, t) in self.engine.spins else t for t in (yes, no)]
+        group.keys = np.where(value, *map(np.int32, keys))
         group.left.update((yes, no))
         if not block.guard and yes != no:
             lanes = group.lanes
@@ -373,13 +375,15 @@ class Batch:
         while True:
             keys = group.keys
             low = int(keys.min())
-            if low >= group.bound or low >= PARKED:
+            if low >= group.bound or low >= SPINS:
                 if group.parent is None:
                     if low == EXITED:
                         return False
                     if low >= PARKED:
                         self.release(group)
-                        continue
+                    else:  # every lane waits: those that spin look again
+                        keys[keys < PARKED] -= SPINS
+                    continue
                 else:
                     self.write_back(group)
                     group = group.parent
@@ -413,7 +417,7 @@ class Batch:
         bound = group.bound
         if others.any():
             bound = min(bound, int(group.keys[others].min()))
-        part = Group(group, index, group.lanes.subset(index), pc, min(bound, PARKED))
+        part = Group(group, index, group.lanes.subset(index), pc, min(bound, SPINS))
         part.R = [None] * len(self.program.registers)
         self.group = part
 
@@ -846,8 +850,8 @@ def uniform_special(name: str, launch: Launch) -> int | None:
         "cluster_ctarank": 0,
         "cluster_nctarank": 1,
     }
-    if stem in ("nclusterid", "clusterid", "cluster_ctaid", "cluster_nctaid"):
-        return 1 if stem.startswith(("n", "cluster_n")) else 0
+    if stem in ("cluster_ctaid", "cluster_nctaid"):
+        return int(stem == "cluster_nctaid")
     return known.get(name)
 
 
@@ -908,6 +912,7 @@ class NumpyEngine:
         self.code = compiled_blocks(launch.program, addresses)
         self.counters = Counters(launch.program, launch.block_count)
         self.constants = launch_constants(launch, addresses)
+        self.spins = spinning_branches(launch.program)
         self.findings: list[Finding] = []
         self.noted: set[tuple] = set()
         self.output = io.StringIO()

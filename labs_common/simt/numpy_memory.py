@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -440,7 +441,9 @@ def _apply(how: str, type_: str, old: np.ndarray, b: np.ndarray, c: np.ndarray |
     return np.where((old == 0) | (old > b), b, old - old.dtype.type(1))
 
 
+@functools.cache
 def _half_add(type_: str):
+    """atom.add of 16-bit floats; compiled once."""
     from . import vector_math as vm
 
     base = type_.removesuffix("x2")

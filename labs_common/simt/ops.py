@@ -363,7 +363,7 @@ def _arithmetic(opcode: str, mods: tuple[str, ...], _) -> Operation | None:
             return None
     if rounding != "rn" and type_ == "f64" and not (ftz or sat or relu):
         count = 3 if operation == "fma" else 2
-        return _alu(name, "fp64", ("f64",), ("f64",) * count, directed.arithmetic(operation, rounding))
+        return _float(name, "fp64", ("f64",), ("f64",) * count, directed.arithmetic(operation, rounding))
     if rounding != "rn" and type_ != "f32":
         return None
     if (ftz and type_ != "f32") or (relu and type_ not in HALVES) or (sat and type_ == "f64"):
@@ -455,7 +455,7 @@ def _unary_float(opcode: str, mods, _) -> Operation | None:
         emit = vm.ex2(base) if opcode == "ex2" else vm.tanh(base)
         emit = vm.packed(emit) if type_.endswith("x2") else emit
     elif type_ == "f64" and opcode in ("rcp", "sqrt") and rounding != "rn":
-        return _alu(name, "special", ("f64",), ("f64",), directed.arithmetic(opcode, rounding))
+        emit = directed.arithmetic(opcode, rounding)
     elif type_ == "f64" and opcode in ("rcp", "sqrt", "rsqrt") and rounding == "rn":
         emit = vm.rsqrt("f64") if opcode == "rsqrt" else vm.arithmetic(opcode, "f64")
     elif type_ != "f32":
@@ -851,7 +851,7 @@ def _pack(type_: str, part: str) -> Callable:
 
 def _cvta(opcode: str, mods, _) -> Operation | None:
     """Shared and local addresses move by the base of their window; the engines know it (memory.py)."""
-    spaces = [m.split("::")[0] for m in mods if m not in ("to", "u64")]
+    spaces = [m.removesuffix("::cta") for m in mods if m not in ("to", "u64")]
     if mods[-1:] != ("u64",) or len(spaces) != 1:
         return None
     if spaces[0] in ("global", "const", "param"):
@@ -864,7 +864,7 @@ def _cvta(opcode: str, mods, _) -> Operation | None:
 
 
 def _isspacep(opcode: str, mods, _) -> Operation | None:
-    space = mods[0].split("::")[0] if len(mods) == 1 else ""
+    space = mods[0].removesuffix("::cta") if len(mods) == 1 else ""
     if space not in ("shared", "local", "global", "const", "param"):
         return None
     return _alu(f"isspacep.{mods[0]}", "compare", ("pred",), ("u64",), lambda a: in_space(a, space))
@@ -894,6 +894,8 @@ def _memory(opcode: str, mods, instruction) -> Operation | None:
     if not rest or rest[-1] not in DTYPES or (rest[-1] in ("pred", *HALVES) and plain):
         return None
     type_ = rest.pop()
+    if opcode == "ldu" and any(m in mods for m in ("shared", "local", "param", "const")):
+        return None
     if plain:
         count = 1
         if rest and rest[0] in ("v2", "v4"):
@@ -1060,12 +1062,28 @@ def _control(opcode: str, mods, instruction) -> Operation | None:
     return Operation(name, "control", "branch" if opcode != "call" else "call")
 
 
+_ORDERS = ("sc", "acq_rel", "acquire", "release")
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+# the modifiers that instructions without an effect here may have
+_HARMLESS = {
+    "membar": {("cta",), ("gl",), ("sys",)},
+    "fence": {*((s,) for s in _SCOPES), *((o, s) for o in _ORDERS for s in _SCOPES)},
+    "nanosleep": {("u32",)},
+    "prefetch": {*((*s, c) for s in ((), ("global",), ("local",)) for c in ("L1", "L2")),
+                 ("global", "L2::evict_last"), ("global", "L2::evict_normal")},
+    "prefetchu": {("L1",)},
+    "discard": {("global", "L2"), ("L2",)},
+    "applypriority": {("global", "L2::evict_normal"), ("L2::evict_normal",)},
+    "pmevent": {(), ("mask",)},
+    "brkpt": {()},
+    "griddepcontrol": {("wait",), ("launch_dependents",)},
+}  # fmt: skip
+
+
 def _other(opcode: str, mods, instruction) -> Operation | None:
     """Instructions that order or hint and change no value here."""
     name = ".".join((opcode, *mods))
-    if opcode == "fence" and any(m in ("proxy", "mbarrier_init") for m in mods):
-        return None
-    if opcode == "griddepcontrol" and mods not in (("wait",), ("launch_dependents",)):
+    if mods not in _HARMLESS[opcode]:
         return None
     if opcode == "nanosleep":
         return Operation(name, "other", "other", (), ("u32",))

@@ -221,8 +221,9 @@ _SPECIAL = re.compile(
     r"|clock|clock_hi|clock64|globaltimer|globaltimer_lo|globaltimer_hi|pm\d|pm\d_64|envreg\d+|total_smem_size"
     r"|dynamic_smem_size|aggr_smem_size|reserved_smem_offset_\w+|current_graph_exec)"
 )
+_UNKNOWN_SPECIAL = re.compile(r"%(?:is_explicit_cluster|pm\d|envreg|aggr_smem|reserved_smem|current_graph)")
 _LINKING = (".visible", ".extern", ".weak", ".common")
-_DIRECTIVES = ("maxntid", "reqntid", "minnctapersm", "maxnctapersm", "maxnreg", "reqnctapercluster")
+_DIRECTIVES = ("maxntid", "reqntid", "minnctapersm", "maxnctapersm", "maxnreg")
 _MAX_REGISTERS = 1_000_000  # of one function; a bound for junk such as %r<999999999>
 
 
@@ -352,6 +353,7 @@ class _Parser:
             raise PtxError("the text contains a NUL character; is this a cubin?", line)
         self.tokens = _Tokens(text)
         self.module = Module("", "", {}, {}, {})
+        self.name = ""  # of the instruction whose operands are being read
         self.strings: dict[str, str] = {}  # $L__info_stringN -> its text, from .section .debug_str
         self.location: tuple | None = (
             None  # raw chain: ((file number, line, column, string label, offset), ...)
@@ -609,6 +611,7 @@ class _Parser:
         if tokens.accept("("):
             function.params = self.parameters()
         while tokens.kind() == "word":
+            here = tokens.line
             word = tokens.next()
             if word == ".noreturn":
                 continue
@@ -619,8 +622,8 @@ class _Parser:
                 function.directives[word[1:]] = tuple(values)
             elif word == ".pragma":
                 tokens.skip_statement()
-            elif word in (".explicitcluster", ".maxclusterrank"):
-                raise UnsupportedError(f"{word} of {name}: clusters are not simulated", tokens.line)
+            elif word in (".explicitcluster", ".maxclusterrank", ".reqnctapercluster"):
+                raise UnsupportedError(f"{word} of {name}: clusters are not simulated", here)
             else:
                 raise PtxError(f"unknown directive {word!r} at function {name}", tokens.line)
         known = self.module.functions.get(name)
@@ -807,6 +810,7 @@ class _Parser:
                 raise PtxError(f"{name} is no predicate register", line)
             guard = (register, negated)
         name = tokens.word("an instruction")
+        self.name = name
         opcode, *modifiers = name.split(".")
         if not re.fullmatch(r"[a-z][a-z0-9_]*", opcode) or not all(modifiers):
             raise PtxError(f"{name!r} is no instruction", line)
@@ -886,7 +890,10 @@ class _Parser:
         if unique is not None:
             return Symbol(unique)
         if _SPECIAL.fullmatch(name):
-            return Special(name[1:])
+            if _UNKNOWN_SPECIAL.match(name):
+                raise UnsupportedError(f"the special register {name} is not simulated", line)
+            # without clusters in its launch, each block is a cluster of its own (PTX ISA, %clusterid)
+            return Special(re.sub("^(n?)clusterid", r"\1ctaid", name[1:]))
         if opcode == "bra":
             return Label(name)
         if opcode == "brx" and position == 1:
@@ -915,7 +922,7 @@ class _Parser:
             elif tokens.accept("-"):
                 offset -= tokens.integer("an offset")
             elif tokens.peek() == ",":
-                raise UnsupportedError(f"{opcode} with a list of coordinates is not simulated", line)
+                raise UnsupportedError(f"{self.name} with a list of coordinates is not simulated", line)
             else:
                 raise PtxError(f"expected ']', found {tokens.peek()!r}", line)
         return Address(base, offset)

@@ -299,7 +299,7 @@ def arithmetic(
         else:
             exact = _odd_quotient(e, operation, wide)
         if rounding in ("rm", "rz", "rn", "rp") and operation in ("add", "sub", "fma"):
-            exact = _zero_sign(e, exact, wide, operation, rounding)
+            exact = zero_sign(e, exact, wide, operation, rounding)
         if sat and type_ != "f32":
             exact = _saturate(e, exact, "f64")
         return _finish(e, narrow(e, exact, type_, rounding, relu), type_, ftz, sat and type_ == "f32")
@@ -307,7 +307,7 @@ def arithmetic(
     return function
 
 
-def _zero_sign(e: Emitter, exact: Value, wide: list[Value], operation: str, rounding: str) -> Value:
+def zero_sign(e: Emitter, exact: Value, wide: list[Value], operation: str, rounding: str) -> Value:
     """An exact zero of two opposite terms is -0 when rounding down, +0 else (IEEE 754, 6.3)."""
     if rounding != "rm":
         return exact
