@@ -13,19 +13,17 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from labs_common import metrics as metrics_table
 from labs_common import notebooks as notebook_files
 from labs_common.course import exercise_of
 from labs_common.engines import Engine, open_engine
-from labs_common.exercise import BEGIN, cut
-from labs_common.predictions import ANSWER_TAG, COUNTED, count_stages
-from labs_common.problem import find_problem
-from labs_common.source import KERNELS, Source
+from labs_common.exercise import cut
+from labs_common.open_kernels import write_tables
+from labs_common.predictions import ANSWER_TAG, COUNTED
+from labs_common.source import BEGIN, KERNELS, Source
 from labs_common.stages import STAGES, Stage, find_stage
 
 ROOT = KERNELS.parent
 EDITION_FILE = "edition.json"
-COUNTED_PROBLEMS = ("tiny", "ragged")
 KERNEL_TAG = "palab:kernel:"
 
 _TOP_LEVEL = (
@@ -117,7 +115,7 @@ def release(
             notebook = open_notebook(notebook_files.read(path))
             notebook_files.write(notebook, folder / "notebooks" / path.name)
     _copy_data(folder, emptied[0])
-    _write_counts(folder, engine or open_engine("sim"))
+    write_tables(folder / COUNTED.relative_to(ROOT), engine or open_engine("sim"))
     (folder / "tests").mkdir()
     (folder / "tests" / "test_own_kernels.py").write_text(_TESTS, encoding="utf-8")
     names = ", ".join(stage.id for stage in emptied)
@@ -207,15 +205,6 @@ def _copy_data(folder: Path, first_emptied: Stage) -> None:
     for path in sorted((ROOT / "data").rglob("*")):
         if path.is_file() and path.suffix in _DATA_SUFFIXES and COUNTED not in path.parents:
             _copy(path, folder)
-
-
-def _write_counts(folder: Path, engine: Engine) -> None:
-    target = folder / COUNTED.relative_to(ROOT)
-    target.mkdir(parents=True)
-    for name in COUNTED_PROBLEMS:
-        counts = count_stages([stage.id for stage in STAGES], find_problem(name), engine)
-        whole_kernels = metrics_table.select(counts, line=None)  # lines would show how the code is laid out
-        metrics_table.save_csv(whole_kernels, target / f"{name}.csv")
 
 
 def _finish(folder: Path, kind: str, stages: Sequence[Stage], title: str, what: str) -> None:

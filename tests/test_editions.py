@@ -18,8 +18,8 @@ import pytest
 from labs_common import editions
 from labs_common import notebooks as notebook_files
 from labs_common.editions import open_notebook, release, solution
-from labs_common.exercise import regions
 from labs_common.predictions import answer_cell, parse_predictions
+from labs_common.source import regions
 from labs_common.stages import STAGES
 
 RUN = 3  # neighbouring lines of a solution that give it away
