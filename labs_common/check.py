@@ -19,13 +19,15 @@ from labs_common.source import Source
 from labs_common.stages import Stage
 
 # Small first, then what breaks kernels: an empty context, one token, whole and partial pages, a head_dim
-# that is no multiple of 32, groups that are no power of two, odd page sizes.
+# that is no multiple of 32, groups that are no power of two, odd page sizes, a page too large for shared
+# memory.
 CHECK_PROBLEMS: tuple[Problem, ...] = (
     PRESETS["tiny"],
     PRESETS["ragged"],
     Problem(6, 2, 96, 8, (0, 7, 8, 9, 61), name="odd head_dim"),
     Problem(5, 1, 20, 5, (33, 1), name="odd group"),
     Problem(2, 2, 256, 32, (100,), name="wide head"),
+    Problem(2, 1, 256, 128, (150,), name="large page"),
 )
 
 

@@ -48,11 +48,12 @@ def release(
 def solution(
     folder: Annotated[Path, typer.Argument(help="new or empty")],
     execute: Annotated[bool, typer.Option(help="run the notebooks now")] = True,
+    stage: Annotated[list[str] | None, typer.Option(help="run only its notebook; all by default")] = None,
 ) -> None:
     """Write the solution: whole kernels and executed notebooks."""
     from labs_common.editions import solution as write_solution
 
-    _told(write_solution(folder, execute), folder)
+    _told(write_solution(folder, execute, stage), folder)
 
 
 def _told(files: list[Path], folder: Path) -> None:

@@ -17,12 +17,14 @@ class Step:
         task: what is to be done, a sentence or two; it stands in the cut kernel.
         topics: parts of the computation that it is judged by, of ``faults.TOPICS``.
         hints: a question, then the idea, then nearly the code.
+        barriers: whether it places barriers, and so answers for a race.
     """
 
     region: int
     task: str
     topics: tuple[str, ...]
     hints: tuple[str, str, str]
+    barriers: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,13 @@ def _course() -> dict[str, Exercise]:
     return {
         stage: Exercise(
             tuple(
-                Step(step["region"], step["task"], tuple(step["topics"]), tuple(step["hints"]))
+                Step(
+                    step["region"],
+                    step["task"],
+                    tuple(step["topics"]),
+                    tuple(step["hints"]),
+                    step.get("barriers", False),
+                )
                 for step in exercise["steps"]
             ),
             tuple(exercise["stretch"]),

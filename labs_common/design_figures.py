@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from labs_common.compiler import DEFAULT_ARCH, CompilerMissing, compile_resources
+from labs_common.compiler import DEFAULT_ARCH, CompilerMissing
 from labs_common.layouts import CHUNK_BYTES, chunk_elements
+from labs_common.open_kernels import resources
 from labs_common.plans import SHARED_WITHOUT_OPT_IN, WARP_SIZE
 from labs_common.problem import PRESETS, Problem
 from labs_common.stages import Stage, find_stage
@@ -136,7 +137,7 @@ def design_table(problem: Problem | None = None, arch: str = DEFAULT_ARCH) -> pd
 def _resources(stage: Stage, defines: Mapping[str, object], arch: str) -> tuple[float, float, float]:
     """Static shared bytes, registers and spilled bytes of the first kernel; NaN without NVRTC."""
     try:
-        compiled = compile_resources(stage.source(), defines, arch)[stage.entry]
+        compiled = resources(stage, defines, arch)
     except CompilerMissing:
         return math.nan, math.nan, math.nan
     return compiled.shared_bytes, compiled.registers, compiled.spill_store_bytes

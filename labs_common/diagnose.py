@@ -16,7 +16,7 @@ from labs_common.probes import PROBES, WEIGHTS, Probe
 from labs_common.problem import Problem
 from labs_common.simt.errors import Fault as EngineFault
 from labs_common.simt.errors import Finding, LaunchError, SimulationError
-from labs_common.source import Source
+from labs_common.source import CutError, Source, regions
 from labs_common.stages import Stage
 
 # Where each topic shows in a kernel's text; the first match after the kernel's signature is named.
@@ -25,8 +25,11 @@ _LOOK = {
     "heads": r"\bkv_head\s*=|group_size",
     "scores": r"warp_sum\s*\(|transpose_sum\s*<|\bscore(\[\w+\])?\s*[+*]?=(?!\s*0)",
     "softmax": r"exp2?f?\s*\(",
+    "splits": r"splits",
     "merge": r"exp2?f?\s*\(",
 }
+# Where there is no such line of the author's own: where addresses are made.
+_LOOK_ELSE = {"pages": r"cache_offset\s*\(|(key|value)_cache", "heads": r"cache_offset\s*\(|head"}
 _REGION = r"BEGIN SOLUTION"  # in a comment, so not among the lines of code
 _TABLE = r"physical_page\s*\(|block_tables"
 _LOOK_FAULT = {
@@ -44,7 +47,7 @@ _LOOK_FAULT = {
     **dict.fromkeys(
         ("keys_and_values_swapped", "keys_from_values"), r"(key|value)_cache|copy_(keys|values)\s*<"
     ),
-    "values_from_keys": r"\bvalues?\b.*_cache|value_cache|copy_values\s*<",
+    "values_from_keys": r"\bvalue\w*\b.*_cache|value_cache|copy_values\s*<",
     "length_of_sequence_0": r"context_lengths",
     "query_of_group_first": r"query_offset\s*\(",
     "query_of_sequence_0": r"query_offset\s*\(",
@@ -55,18 +58,16 @@ _LOOK_FAULT = {
     "sum_not_rescaled": r"running_sum\s*[+*]?=(?!\s*0)",
     "accumulator_not_rescaled": r"accumulator(\[\w+\])?\s*[+*]?=(?!\s*(0|zero))",
     **dict.fromkeys(("sum_not_divided", "empty_context"), r"/\s*running_sum|1\.0f\s*/|inverse\s*=|output\["),
-    **dict.fromkeys(
-        ("split_rounded_down", "splits_overlap", "split_one_page_short"), r"pages_per_split|last_page"
-    ),
+    **dict.fromkeys(("splits_overlap", "split_one_page_short"), r"pages_per_split|last_page"),
+    "split_rounded_down": r"/\s*splits|pages_per_split",
     "divided_in_the_split": r"partials\.output",
+    **dict.fromkeys(
+        ("merge_adds_unweighted", "merge_adds_sums_unweighted", "merge_adds_values_unweighted"),
+        r"\bweight\s*=|running_sum\s*[+*]?=(?!\s*0)",
+    ),
 }
 _IN_MERGE = {"sum_not_divided", "empty_context"}
-_IN_FIRST_KERNEL = {
-    "split_rounded_down",
-    "splits_overlap",
-    "split_one_page_short",
-    "divided_in_the_split",
-}
+_IN_FIRST_KERNEL = {"divided_in_the_split"}
 
 _REMEDIES = {
     "racecheck": "Two warps use the same word of shared memory with no barrier between them, and one writes. "
@@ -201,7 +202,9 @@ def diagnose(
     line = _line(fault, source, stage) if source else None
     if line is not None:
         sentence += f" Look at {source.name}, line {line}: {source.text.splitlines()[line - 1].strip()}"
-    return Diagnosis(fault.name, fault.topic, sentence, probe.problem.name, batch, head, page, line)
+    return Diagnosis(
+        fault.name, _topic(fault, source, stage), sentence, probe.problem.name, batch, head, page, line
+    )
 
 
 def _describe(problem: Problem) -> str:
@@ -242,21 +245,51 @@ def _first_page(case: Case, fault: Fault, batch: int) -> int | None:
     return min(differ) // case.problem.page_size if differ else None
 
 
+def _merge_line(lines: Sequence[str], stage: Stage) -> int | None:
+    return next((i for i, line in enumerate(lines) if f"{stage.entry}_merge" in line), None)
+
+
+def _topic(fault: Fault, source: Source | None, stage: Stage) -> str:
+    """Part of the computation that a fault is in: what happens at the end is the merge's, if there is one."""
+    has_merge = source is not None and _merge_line(_code(source.text), stage) is not None
+    return "merge" if has_merge and fault.name in _IN_MERGE else fault.topic
+
+
+def _given(stage: Stage) -> set[str]:
+    """The lines of code that every author is given: what stands outside the solution regions."""
+    source = stage.source()
+    lines = _code(source.text)
+    try:
+        spans = regions(source)
+    except CutError:
+        return set()
+    inside = {number for begin, end in spans for number in range(begin, end + 1)}
+    return {line.strip() for number, line in enumerate(lines) if number not in inside} if spans else set()
+
+
 def _line(fault: Fault, source: Source, stage: Stage) -> int | None:
-    """Line of the source, from 1, that most likely has a fault; None where nothing looks like it."""
+    """Line of the source, from 1, that most likely has a fault; None where nothing looks like it.
+
+    Lines that stand as they were given are not at fault and never named.
+    """
     lines = _code(source.text)
     start, end = 0, len(lines)
-    merge = next((i for i, line in enumerate(lines) if f"{stage.entry}_merge" in line), None)
+    merge, given = _merge_line(lines, stage), _given(stage)
     if merge is not None:
         in_merge = (fault.topic == "merge" and fault.name not in _IN_FIRST_KERNEL) or fault.name in _IN_MERGE
         start, end = (merge, end) if in_merge else (0, merge)
     if start == 0:
         start = next((i for i, line in enumerate(lines) if re.search(rf"{stage.entry}\s*\(", line)), 0)
-    for pattern in (_LOOK_FAULT.get(fault.name), _LOOK[fault.topic], _REGION):
+    look_else = _LOOK_ELSE.get(fault.topic)
+    on_table = _LOOK_FAULT.get(fault.name) == _TABLE
+    by_topic = (look_else, _LOOK[fault.topic]) if on_table else (_LOOK[fault.topic], look_else)
+    for pattern in (_LOOK_FAULT.get(fault.name), *by_topic, _REGION):
         among = source.text.splitlines() if pattern == _REGION else lines
         # The kernel first, then the functions before it.
         found = [
-            i + 1 for i in (*range(start, end), *range(start)) if pattern and re.search(pattern, among[i])
+            i + 1
+            for i in (*range(start, end), *range(start))
+            if pattern and re.search(pattern, among[i]) and among[i].strip() not in given
         ]
         if found:
             return found[0]

@@ -13,19 +13,17 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from labs_common import metrics as metrics_table
 from labs_common import notebooks as notebook_files
 from labs_common.course import exercise_of
 from labs_common.engines import Engine, open_engine
-from labs_common.exercise import BEGIN, cut
-from labs_common.predictions import ANSWER_TAG, COUNTED, count_stages
-from labs_common.problem import find_problem
-from labs_common.source import KERNELS, Source
+from labs_common.exercise import cut
+from labs_common.open_kernels import write_tables
+from labs_common.predictions import ANSWER_TAG, COUNTED
+from labs_common.source import BEGIN, KERNELS, Source
 from labs_common.stages import STAGES, Stage, find_stage
 
 ROOT = KERNELS.parent
 EDITION_FILE = "edition.json"
-COUNTED_PROBLEMS = ("tiny", "ragged")
 KERNEL_TAG = "palab:kernel:"
 
 _TOP_LEVEL = (
@@ -41,9 +39,11 @@ _PACKAGE_SUFFIXES = {".py", ".cu", ".cuh", ".h", ".toml"}
 _DATA_SUFFIXES = {".csv", ".json"}
 _TODO_CELL = "### BEGIN SOLUTION", "### END SOLUTION"
 
-_GUIDE = """# {title}
+_TEACHERS_COMMANDS = tuple(f"| `palab {name}" for name in ("record", "release", "grade", "bench"))
 
-{what}
+_GUIDE = """# Student edition
+
+The kernels {names} have no body: they are yours to write.
 
 1. `make lab` sets up and opens JupyterLab; begin with `notebooks/start_here.ipynb`.
 2. `palab start 3` (or `start("03_gqa_reuse")` in a notebook) writes `kernels/mine/03_gqa_reuse.cu`, a kernel
@@ -54,6 +54,13 @@ _GUIDE = """# {title}
 4. `make test` checks all that you have in `kernels/mine`.
 
 Counts of the lab's own kernels are in `data/counted`, profiles of real GPUs in `data/recorded`.
+"""
+
+_SOLUTION_GUIDE = """# Solution
+
+All kernels are whole, in `kernels/`, and so are other ways to do the same in `kernels/variants/`. The
+notebooks in `notebooks/` have their outputs; `out/` has those that were executed for this edition as HTML,
+their figures as PNG. `make lab` sets up and opens JupyterLab. Profiles of real GPUs are in `data/recorded`.
 """
 
 _TESTS = '''"""Every kernel in kernels/mine is checked in its stage's place."""
@@ -105,6 +112,8 @@ def release(
     emptied = STAGES[first:]
     _prepare(folder)
     _copy_package(folder)
+    readme = folder / "README.md"
+    readme.write_text(student_readme(readme.read_text(encoding="utf-8")), encoding="utf-8")
     for path in sorted(KERNELS.glob("*.cuh")):
         _copy(path, folder)
     for stage in STAGES:
@@ -117,55 +126,65 @@ def release(
             notebook = open_notebook(notebook_files.read(path))
             notebook_files.write(notebook, folder / "notebooks" / path.name)
     _copy_data(folder, emptied[0])
-    _write_counts(folder, engine or open_engine("sim"))
+    write_tables(folder / COUNTED.relative_to(ROOT), engine or open_engine("sim"))
     (folder / "tests").mkdir()
     (folder / "tests" / "test_own_kernels.py").write_text(_TESTS, encoding="utf-8")
     names = ", ".join(stage.id for stage in emptied)
-    _finish(
-        folder,
-        "student",
-        chosen,
-        "Student edition",
-        f"The kernels {names} have no body: they are yours to write.",
-    )
+    _finish(folder, "student", chosen, _GUIDE.format(names=names))
     return _written(folder)
 
 
-def solution(folder: Path, execute: bool = True) -> list[Path]:
+def solution(folder: Path, execute: bool = True, stages: Sequence[str | int] | None = None) -> list[Path]:
     """Write the edition with all kernels, and notebooks with their outputs.
 
     Args:
         folder: new or empty.
         execute: run the notebooks now, on this machine; else they are taken as they are committed.
+        stages: run only these stages' notebooks, and take the others as they are committed.
 
     Returns:
         The files written, relative to ``folder``.
 
     Raises:
-        ValueError: a folder with something in it.
+        ValueError: an unknown stage, or a folder with something in it.
         NotebookError: a notebook does not run through.
     """
+    chosen = None if stages is None else [find_stage(stage).id for stage in stages]
     _prepare(folder)
     _copy_package(folder)
     for path in sorted([*KERNELS.glob("*.cu*"), *(KERNELS / "variants").glob("*.cu*")]):
         _copy(path, folder)
     names = [name for name in notebook_files.NAMES if (notebook_files.NOTEBOOKS / f"{name}.ipynb").exists()]
-    executed = (
-        notebook_files.execute_all(names)
-        if execute
-        else {name: notebook_files.read(notebook_files.NOTEBOOKS / f"{name}.ipynb") for name in names}
-    )
-    for name, notebook in executed.items():
-        notebook_files.write(notebook, folder / "notebooks" / f"{name}.ipynb")
-        if execute:
-            notebook_files.export(name, notebook, folder / "out")
+    to_run = [name for name in names if execute and (chosen is None or name in chosen)]
+    executed = notebook_files.execute_all(to_run) if to_run else {}
+    for name in names:
+        path = notebook_files.NOTEBOOKS / f"{name}.ipynb"
+        notebook_files.write(
+            executed.get(name) or notebook_files.read(path), folder / "notebooks" / path.name
+        )
+        if name in executed:
+            notebook_files.export(name, executed[name], folder / "out")
     for path in sorted((ROOT / "data").rglob("*")):
         if path.is_file():
             _copy(path, folder)
-    _finish(
-        folder, "solution", list(STAGES), "Solution", "All kernels are whole, and the notebooks are executed."
-    )
+    _finish(folder, "solution", STAGES, _SOLUTION_GUIDE)
     return _written(folder)
+
+
+def student_readme(text: str) -> str:
+    """The README without answers to predictions, commands of teachers, and links that lead nowhere.
+
+    Args:
+        text: the lab's README.
+    """
+    ideas = ["| stage | idea |", "|---|---|", *(f"| `{stage.id}` | {stage.idea} |" for stage in STAGES)]
+    begin, end = text.index("## The stages"), text.index("## `palab`")
+    stages = "\n".join(
+        ["## The stages", "", *ideas, "", "A stage is `kernels/NN_name.cu` and `notebooks/NN_name.ipynb`."]
+    )
+    text = f"{text[:begin]}{stages}\n\n{text[end:]}"
+    lines = [line for line in text.split("\n") if not line.startswith(_TEACHERS_COMMANDS)]
+    return re.sub(r"\[(docs/[^]]+)\]\(\1\)", r"`\1` of the whole lab", "\n".join(lines))
 
 
 def _prepare(folder: Path) -> None:
@@ -209,19 +228,10 @@ def _copy_data(folder: Path, first_emptied: Stage) -> None:
             _copy(path, folder)
 
 
-def _write_counts(folder: Path, engine: Engine) -> None:
-    target = folder / COUNTED.relative_to(ROOT)
-    target.mkdir(parents=True)
-    for name in COUNTED_PROBLEMS:
-        counts = count_stages([stage.id for stage in STAGES], find_problem(name), engine)
-        whole_kernels = metrics_table.select(counts, line=None)  # lines would show how the code is laid out
-        metrics_table.save_csv(whole_kernels, target / f"{name}.csv")
-
-
-def _finish(folder: Path, kind: str, stages: Sequence[Stage], title: str, what: str) -> None:
+def _finish(folder: Path, kind: str, stages: Sequence[Stage], guide: str) -> None:
     described = {"kind": kind, "stages": [stage.id for stage in stages]}
     (folder / EDITION_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-    (folder / "EDITION.md").write_text(_GUIDE.format(title=title, what=what), encoding="utf-8")
+    (folder / "EDITION.md").write_text(guide, encoding="utf-8")
 
 
 def _written(folder: Path) -> list[Path]:

@@ -15,40 +15,12 @@ from labs_common.check import check as check_source
 from labs_common.course import Exercise, Step, exercise_of
 from labs_common.engines import Engine, open_engine
 from labs_common.faults import TOPICS
-from labs_common.source import KERNELS, Source
+from labs_common.source import BEGIN, KERNELS, CutError, Source, regions
 from labs_common.stages import Stage, find_stage
 
 OWN_KERNELS = KERNELS / "mine"
-BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
 _WIDTH = 100
 _RETURNS_VALUE = re.compile(r"\breturn\b\s*[^;\s]")
-
-
-class CutError(ValueError):
-    """A kernel whose solution regions cannot be cut; the message names file and line."""
-
-
-def regions(source: Source) -> list[tuple[int, int]]:
-    """First and last line of each solution region, its markers included, from 0.
-
-    Raises:
-        CutError: a marker without its partner.
-    """
-    found: list[tuple[int, int]] = []
-    begin = None
-    for number, line in enumerate(source.text.splitlines()):
-        if BEGIN in line:
-            if begin is not None:
-                raise CutError(f"{source.name}, line {number + 1}: {BEGIN} within a region")
-            begin = number
-        elif END in line:
-            if begin is None:
-                raise CutError(f"{source.name}, line {number + 1}: {END} without {BEGIN}")
-            found.append((begin, number))
-            begin = None
-    if begin is not None:
-        raise CutError(f"{source.name}, line {begin + 1}: {BEGIN} without {END}")
-    return found
 
 
 def cut(source: Source, exercise: Exercise | None = None) -> Source:
@@ -234,7 +206,8 @@ def progress(report: Report) -> list[StepState]:
     """Which steps of a stage a kernel has right.
 
     A right kernel has all of them. A known fault is one topic's: the steps of other topics are right, since
-    the output is exactly that of the one fault. Otherwise nothing can be told step by step.
+    the output is exactly that of the one fault. With a right output and a race it is the steps that place
+    barriers. Otherwise nothing can be told step by step.
 
     Args:
         report: of ``check``.
@@ -245,10 +218,15 @@ def progress(report: Report) -> list[StepState]:
     steps = exercise_of(report.stage).steps
     topic = report.diagnosis.topic if report.diagnosis else None
     judged = {t for step in steps for t in step.topics}
+    races = _only_races(report) and any(step.barriers for step in steps)
     states = []
     for number, step in enumerate(steps, 1):
         if report.ok:
             done, why = True, "right"
+        elif races and step.barriers:
+            done, why = False, "a barrier is missing, or stands in the wrong place"
+        elif races:
+            done, why = True, "right, as far as the numbers show"
         elif topic not in judged:
             done, why = None, "cannot be told yet"
         elif topic in step.topics:
@@ -257,6 +235,16 @@ def progress(report: Report) -> list[StepState]:
             done, why = True, "right, as far as the numbers show"
         states.append(StepState(number, step.task, done, why))
     return states
+
+
+def _only_races(report: Report) -> bool:
+    """Whether every output is right and all that was found are races."""
+    found = [one for result in report.results for one in result.findings if one.severity == "error"]
+    return (
+        bool(found)
+        and all(one.tool == "racecheck" for one in found)
+        and all(result.verdict is not None and result.verdict.ok for result in report.results)
+    )
 
 
 def check(stage: str | int, engine: Engine | None = None, folder: Path = OWN_KERNELS) -> Report:

@@ -177,6 +177,8 @@ class Rules:
         guard_parts: but not by a sum of 0.
         weight_part_sums, weight_part_values: a split's sum and values are weighted by exp(max − whole max).
         part_sums: a split's own sum enters the merge; else 1.
+        weight_new_sums, weight_new_values: a merge that takes split after split, and rescales what it has,
+            weights the sum and the values that it adds.
         average: the splits' outputs are averaged.
     """
 
@@ -214,6 +216,8 @@ class Rules:
     weight_part_sums: bool = True
     weight_part_values: bool = True
     part_sums: bool = True
+    weight_new_sums: bool = True
+    weight_new_values: bool = True
     average: bool = False
 
     @property
@@ -352,12 +356,26 @@ def _merge(rules: Rules, maxima: np.ndarray, sums: np.ndarray, values: np.ndarra
         values = values * sums if rules.restore_parts else values
     if rules.average:
         return np.full(sums.shape[1:], float(len(sums))), values.sum(axis=0)
+    if not (rules.weight_new_sums and rules.weight_new_values):
+        return _merge_in_order(rules, maxima, sums, values)
     weights = rules.exp(maxima - maxima.max(axis=0))
     weights = np.where(maxima == -np.inf, 0.0, weights)
     own = sums if rules.part_sums else np.where(sums > 0, 1.0, 0.0)
     whole_sum = ((weights if rules.weight_part_sums else 1.0) * own).sum(axis=0)
     merged = ((weights if rules.weight_part_values else 1.0) * values).sum(axis=0)
     return whole_sum, merged
+
+
+def _merge_in_order(rules: Rules, maxima: np.ndarray, sums: np.ndarray, values: np.ndarray):
+    peak, total, merged = np.full_like(maxima[0], -np.inf), np.zeros_like(sums[0]), np.zeros_like(values[0])
+    for maximum, added_sum, added in zip(maxima, sums, values, strict=True):
+        new_peak = np.fmax(peak, maximum)
+        correction = np.where(peak == -np.inf, 0.0, rules.exp(peak - new_peak))
+        weight = np.where(maximum == -np.inf, 0.0, rules.exp(maximum - new_peak))
+        total = total * correction + (weight if rules.weight_new_sums else 1.0) * added_sum
+        merged = merged * correction + (weight if rules.weight_new_values else 1.0) * added
+        peak = new_peak
+    return total, merged
 
 
 SLACK = 5e-4  # of a row's largest element: what a float32 kernel may differ from a model

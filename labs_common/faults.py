@@ -56,6 +56,7 @@ TOPICS = {
     "heads": "which query and key/value head belong together",
     "scores": "the dot product of query and key",
     "softmax": "maximum, weights, sum and rescaling",
+    "splits": "which pages each split gets",
     "merge": "putting the splits together",
 }
 
@@ -500,6 +501,27 @@ FAULTS: tuple[Fault, ...] = (
         _is_split,
     ),
     Fault(
+        "merge_adds_unweighted",
+        "merge",
+        "the merge rescales what it has to a new maximum, but adds each split's sum and values as they are",
+        Rules(weight_new_sums=False, weight_new_values=False),
+        _split_by_pages,
+    ),
+    Fault(
+        "merge_adds_sums_unweighted",
+        "merge",
+        "the merge rescales what it has to a new maximum, but adds each split's sum as it is",
+        Rules(weight_new_sums=False),
+        _split_by_pages,
+    ),
+    Fault(
+        "merge_adds_values_unweighted",
+        "merge",
+        "the merge rescales what it has to a new maximum, but adds each split's values as they are",
+        Rules(weight_new_values=False),
+        _split_by_pages,
+    ),
+    Fault(
         "merge_averages",
         "merge",
         "the merge averages the splits' outputs, as if all had the same sum of weights",
@@ -541,23 +563,24 @@ FAULTS: tuple[Fault, ...] = (
         Rules(merged=lambda splits: range(splits - 1)),
         _is_split,
     ),
+    # splits
     Fault(
         "split_rounded_down",
-        "merge",
+        "splits",
         "pages per split are rounded down, so that the last pages belong to no split",
         _split_pages(floor=True),
         _split_by_pages,
     ),
     Fault(
         "splits_overlap",
-        "merge",
+        "splits",
         "each split runs one page into the next one, which counts that page twice",
         _split_pages(extra=1),
         _split_by_pages,
     ),
     Fault(
         "split_one_page_short",
-        "merge",
+        "splits",
         "each split ends one page early, which leaves out the last page of every full split",
         _split_pages(extra=-1),
         _split_by_pages,

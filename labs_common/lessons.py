@@ -14,23 +14,27 @@ from pygments.lexers.c_like import CudaLexer
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
 from labs_common.check import Report, check
+from labs_common.compare import Verdict, compare
+from labs_common.compiler import CompileError
 from labs_common.engines import Engine, SimulatorEngine
-from labs_common.exercise import progress
+from labs_common.exercise import OWN_KERNELS, progress
 from labs_common.explain import explain
 from labs_common.gpus import display_name
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
-from labs_common.predictions import COUNTED as COUNTED_TABLES
-from labs_common.predictions import reference_counts, score
+from labs_common.open_kernels import counted, is_open, kernel_of
+from labs_common.predictions import score
 from labs_common.predictions import table as score_table
 from labs_common.problem import PRESETS, Problem
 from labs_common.recorded import PROBLEMS, RECORDED, recorded_metrics
+from labs_common.reference import reference
+from labs_common.simt.errors import Fault, LaunchError, SimulationError
 from labs_common.source import KERNELS, Source
 from labs_common.stages import STAGES, Stage, find_stage
+from labs_common.variants import VARIANTS
 
 LINE = 100  # characters that fit beside a notebook's margin
 FITS_IN_CACHE = 200_000_000  # bytes; the largest L2 caches hold about 130 MB
-OWN_KERNELS = KERNELS / "mine"
 
 # A light ground with it: pygments' colours cannot be read on a dark one.
 _CODE_STYLE = (
@@ -93,10 +97,66 @@ def up_to(stage: Stage, frame: Metrics) -> Metrics:
     return metrics_table.select(frame, stage=until(stage))
 
 
-def own_source(stage: Stage, folder: Path = OWN_KERNELS) -> Source:
-    """Your kernel, ``kernels/mine/<id>.cu``; the lab's own until you have written one."""
-    path = folder / stage.path.name
-    return Source.read(path) if path.exists() else stage.source()
+def kernel(stage: Stage, folder: Path = OWN_KERNELS) -> Source:
+    """The kernel that a notebook runs: the lab's own; in the student edition, where that has no body, yours.
+
+    Says so where there is nothing to run yet.
+
+    Args:
+        stage: whose kernel.
+        folder: where your kernels are.
+    """
+    source = kernel_of(stage, folder)
+    if is_open(source):
+        print(
+            f"Nothing is written in {source.name} yet: cells that run it show what an empty kernel gives.\n"
+            f"Read on; run the notebook again once kernels/mine/{source.name} is right (see Your turn)."
+        )
+    return source
+
+
+def judge(verdict: Verdict, source: Source, stage: Stage) -> None:
+    """Print what a comparison found. A kernel that the lab brings must be right; yours may still be in work.
+
+    Args:
+        verdict: of ``compare``.
+        source: the kernel that ran.
+        stage: in whose place.
+
+    Raises:
+        AssertionError: the lab's own kernel is wrong.
+    """
+    if is_open(source):
+        print("an empty kernel has no answer: every output is NaN, or 0/0")
+        return
+    print(verdict.diagnosis)
+    if not verdict.ok:
+        assert is_open(stage.source()), f"the lab's own {source.name} is wrong"
+        print("your kernel is not right yet: the cell under Your turn says more")
+
+
+def change(source: Source, old: str, new: str = "", which: int | None = None) -> Source:
+    """A kernel with something replaced, to see what happens then.
+
+    Args:
+        source: the kernel; where ``old`` does not occur in it, it stays as it is, and this is said.
+        old: what to replace.
+        new: what to put in its place.
+        which: only this occurrence, from 0; -1 is the last one. By default all.
+    """
+    places = [i for i in range(len(source.text)) if source.text.startswith(old, i)]
+    if which is not None:
+        places = places[which:][:1] if -len(places) <= which < len(places) else []
+    if not places:
+        print(
+            "an empty kernel cannot be broken"
+            if is_open(source)
+            else f"“{old}” is not in {source.name}: change yours by hand"
+        )
+    text = source.text
+    for at in reversed(places):
+        text = text[:at] + new + text[at + len(old) :]
+    return Source(source.name, text)
 
 
 def tell(report: Report) -> None:
@@ -108,17 +168,71 @@ def tell(report: Report) -> None:
     print_report(report, Console(width=LINE, force_jupyter=False, color_system=None, highlight=False))
 
 
-def check_mine(stage: Stage, engine: Engine) -> Report:
+def check_mine(stage: Stage, engine: Engine, folder: Path = OWN_KERNELS) -> Report | None:
     """Check your kernel of a stage and print what is right and wrong, step by step.
 
-    While you have none the lab's own kernel is checked in its place; the last line names the file.
+    While you have none the lab's own kernel is checked in its place; where that has no body, nothing is.
+
+    Args:
+        stage: whose kernel.
+        engine: where it runs.
+        folder: where your kernels are.
     """
-    report = check(own_source(stage), stage, engine)
+    path = folder / stage.path.name
+    source = Source.read(path) if path.exists() else stage.source()
+    if is_open(source):
+        print(
+            f"kernels/mine/{path.name} has no body yet: fill in its TODOs, then run this cell again"
+            if path.exists()
+            else f'there is no kernels/mine/{path.name} yet: start("{stage.id}") writes it'
+        )
+        return None
+    report = check(source, stage, engine)
     tell(report)
     for state in progress(report):
         mark = {True: "done", False: "not yet", None: "open"}[state.done]
         print(f"step {state.number} {mark}: {textwrap.shorten(state.task, 70, placeholder=' …')}")
     return report
+
+
+def count_mine(stage: Stage, problem: Problem, folder: Path = OWN_KERNELS) -> pd.DataFrame:
+    """What your kernel counts beside what the lab's does; the lab's alone while you have none.
+
+    Args:
+        stage: whose kernel.
+        problem: what to compute.
+        folder: where your kernels are.
+    """
+    runs = {"the lab's": count([stage.id], problem)}
+    path = folder / stage.path.name
+    if path.exists() and not is_open(own := Source.read(path)):
+        try:
+            runs["yours"] = SimulatorEngine().run(stage, problem, make_inputs(problem), own).metrics
+        except (CompileError, Fault, LaunchError, SimulationError) as error:
+            print(f"your kernel does not run through, so it has no counts: {error}")
+    return side_by_side(runs)
+
+
+def count_variant(variant: str, problem: Problem) -> Metrics:
+    """Run another way to do a stage's work, print whether it is right, and give its counts.
+
+    Where the student edition leaves its kernel out, the counts are those that came with the edition.
+
+    Args:
+        variant: id of one of ``variants.VARIANTS``.
+        problem: what to compute.
+
+    Raises:
+        FileNotFoundError: there is neither its kernel nor counts of it.
+    """
+    known = next(one for one in VARIANTS if one.id == variant)
+    if not known.path.exists() and (table := counted([variant], problem)) is not None:
+        print(f"{known.path.name} would show the solution and is not in this edition; its counts are")
+        return table
+    inputs = make_inputs(problem)
+    outcome = SimulatorEngine().run(known, problem, inputs)
+    print(compare(outcome.output, reference(problem, inputs)).diagnosis)
+    return outcome.metrics
 
 
 def show_predictions(answers: Mapping[str, object], stage: Stage) -> None:
@@ -140,13 +254,13 @@ def count(stages: Sequence[str], problem: Problem, engine: Engine | None = None)
         stages: ids.
         problem: what to compute.
         engine: by default the simulator, also where there is a GPU: its counts are the same everywhere. In an
-            edition whose kernels have no body, counts of a preset are those that came with it.
+            edition whose kernels have no body they are those that came with it.
 
     Raises:
         ValueError: an unknown stage, or one that does not take the problem.
     """
-    if engine is None and (COUNTED_TABLES / f"{problem.name}.csv").exists() and problem in PRESETS.values():
-        return reference_counts(stages, problem.name)
+    if engine is None and (table := counted(stages, problem)) is not None:
+        return table
     engine = engine or SimulatorEngine()
     inputs = make_inputs(problem)
     runs = [engine.run(find_stage(stage), problem, inputs).metrics for stage in stages]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 
 from labs_common import metric_names as names
-from labs_common.compiler import compile_resources
 from labs_common.design_figures import partial_bytes
 from labs_common.gpus import GPUS, Gpu
 from labs_common.occupancy import occupancy
+from labs_common.open_kernels import resources
 from labs_common.plans import Device
 from labs_common.problem import LAYOUTS, Problem
 from labs_common.recorded import RECORDED
@@ -105,7 +105,7 @@ def planned_partitions(problem: Problem, sizes: Sequence[int], gpu: Gpu = GPUS["
     for size in sizes:
         plan = stage.plan(problem, device, partition_tokens=size)
         launch = plan.launches[0]
-        compiled = compile_resources(stage.source(), plan.defines, device.arch)[launch.entry]
+        compiled = resources(stage, plan.defines, device.arch)
         fits = occupancy(
             gpu.capability,
             launch.block[0],

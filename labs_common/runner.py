@@ -293,7 +293,9 @@ def print_report(report: Report, console: Console) -> None:
             mark, words = "[green]right[/]", verdict.diagnosis
         elif verdict is not None and verdict.ok:
             mark = "[red]unsafe[/]"
-            words = f"the output was right this time, but the checks found {len(result.findings)} faults:"
+            found = len(result.findings)
+            faults = "a fault" if found == 1 else f"{found} faults"
+            words = f"the output was right this time, but the checks found {faults}:"
         else:
             mark = "[red]wrong[/]"
             words = result.error or (verdict.diagnosis if verdict else "")

@@ -10,6 +10,8 @@ KERNELS = Path(__file__).resolve().parent.parent / "kernels"
 # Compilers and profilers record the file name they are given; a neutral one keeps private paths out.
 NEUTRAL_FOLDER = "/lab/kernels"
 
+BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"  # around what students write
+
 _LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]*)".*$', re.MULTILINE)
 
 
@@ -74,3 +76,30 @@ class Source:
             return f'#line 1 "{NEUTRAL_FOLDER}/{name}"\n' + _LOCAL_INCLUDE.sub(header, text)
 
         return inline(self.name, self.text)
+
+
+class CutError(ValueError):
+    """A kernel whose solution regions cannot be cut; the message names file and line."""
+
+
+def regions(source: Source) -> list[tuple[int, int]]:
+    """First and last line of each solution region, its markers included, from 0.
+
+    Raises:
+        CutError: a marker without its partner.
+    """
+    found: list[tuple[int, int]] = []
+    begin = None
+    for number, line in enumerate(source.text.splitlines()):
+        if BEGIN in line:
+            if begin is not None:
+                raise CutError(f"{source.name}, line {number + 1}: {BEGIN} within a region")
+            begin = number
+        elif END in line:
+            if begin is None:
+                raise CutError(f"{source.name}, line {number + 1}: {END} without {BEGIN}")
+            found.append((begin, number))
+            begin = None
+    if begin is not None:
+        raise CutError(f"{source.name}, line {begin + 1}: {BEGIN} without {END}")
+    return found

@@ -23,6 +23,7 @@ from labs_common.gpus import gpu_id
 from labs_common.inputs import Inputs, make_inputs
 from labs_common.metrics import select
 from labs_common.ncu import read_profile
+from labs_common.open_kernels import STUDIED_SIZES
 from labs_common.plans import Plan
 from labs_common.problem import LAYOUTS, PRESETS, Problem
 from labs_common.profile import EXTRA_METRICS, capture
@@ -94,7 +95,7 @@ def fp16(engine: Engine) -> pd.DataFrame:
     stage, problem = find_stage("05"), PRESETS["long"]
     contenders = [
         (f"partition {n}", stage, stage.plan(problem, engine.device, partition_tokens=n))
-        for n in (256, 512, 768, 1024, 1536, 2048)
+        for n in STUDIED_SIZES
     ]
     contenders += [(v.id, v, v.plan(problem, engine.device)) for v in VARIANTS]
     calls = bench.calls(contenders)

@@ -18,8 +18,8 @@ import pytest
 from labs_common import editions
 from labs_common import notebooks as notebook_files
 from labs_common.editions import open_notebook, release, solution
-from labs_common.exercise import regions
 from labs_common.predictions import answer_cell, parse_predictions
+from labs_common.source import regions
 from labs_common.stages import STAGES
 
 RUN = 3  # neighbouring lines of a solution that give it away
@@ -254,6 +254,65 @@ def test_the_solution_executes_its_notebooks(tmp_path, monkeypatch):
     executed = nbformat.read(tmp_path / "edition" / "notebooks" / "start_here.ipynb", as_version=4)
     assert executed.cells[0].outputs[0].text == "42\n"
     assert "42" in (tmp_path / "edition" / "out" / "start_here.html").read_text()
+
+
+def printed(notebook):
+    """All that a notebook's cells print or show as text; an error is its name."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return "\n".join(
+        output.get("text") or output.get("ename") or output.get("data", {}).get("text/plain", "")
+        for output in outputs
+    )
+
+
+def test_the_solution_of_a_stage_is_executed_here_and_now(tmp_path):
+    solution(tmp_path / "edition", stages=["0"])
+
+    executed = nbformat.read(tmp_path / "edition" / "notebooks" / "00_baseline.ipynb", as_version=4)
+    assert all(cell.execution_count for cell in executed.cells if cell.cell_type == "code")
+    assert "00_baseline.cu is right as 00_baseline" in printed(executed)
+    assert "right: largest error" in printed(executed)
+    assert {path.stem for path in (tmp_path / "edition" / "out").glob("*.html")} == {"00_baseline"}
+    assert "make test" not in (tmp_path / "edition" / "EDITION.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["00_baseline", "01_cooperative", "05_partitioned_gqa"])
+def test_a_notebook_runs_through_before_anything_is_written(student, monkeypatch, name):
+    monkeypatch.setenv("PYTHONPATH", str(student))  # the edition's own package, not the lab's
+
+    executed = notebook_files.execute_all([name], student / "notebooks", gpu=False, progress=False)[name]
+
+    said = " ".join(printed(executed).split())
+    assert f"Nothing is written in {name}.cu yet" in said
+    assert f'there is no kernels/mine/{name}.cu yet: start("{name}") writes it' in said
+    # Counts are those of the lab's own kernel, though it has no body here.
+    reads = {"00_baseline": "7,579,168", "01_cooperative": "60,960", "05_partitioned_gqa": "22,444"}
+    assert reads[name] in said
+
+
+def test_a_notebook_runs_your_kernel_once_it_is_written(student, monkeypatch):
+    own = student / "kernels" / "mine" / "00_baseline.cu"
+    own.parent.mkdir(exist_ok=True)
+    own.write_text(STAGES[0].source().text, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(student))
+
+    executed = notebook_files.execute_all(["00_baseline"], student / "notebooks", gpu=False, progress=False)
+    own.unlink()
+
+    said = printed(executed["00_baseline"])
+    assert "right: largest error" in said and "00_baseline.cu is right as 00_baseline" in said
+    assert "rows are wrong" in said  # without the scale
+    assert "yours" in said and "Nothing is written" not in said
+
+
+def test_the_students_readme_has_no_answers_and_no_dead_links(student):
+    text = (student / "README.md").read_text(encoding="utf-8")
+
+    assert "times faster" not in text and "of the read ceiling" not in text
+    assert "palab grade" not in text and "palab release" not in text
+    assert "| `00_baseline` | every thread repeats every dot product |" in text
+    links = re.findall(r"\]\(([^)#]+)\)", text)
+    assert links and all((student / link).exists() for link in links if "://" not in link)
 
 
 # ---- answer cells ------------------------------------------------------------------------------------

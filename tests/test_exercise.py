@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from labs_common import exercise
+from labs_common import exercise, lessons
 from labs_common.check import CHECK_PROBLEMS
 from labs_common.check import check as check_source
 from labs_common.course import exercise_of
@@ -175,17 +175,44 @@ def states(simulator, **changes):
 
 
 def test_a_known_fault_leaves_the_other_steps_done(simulator):
-    """Steps of 04: pages and heads; scores and softmax; merge."""
+    """Steps of 04: pages, heads and splits; scores and softmax; merge."""
 
     def named(topic):
         return Diagnosis("some", topic, "a sentence")
 
     assert states(simulator) == [True, True, True]
     assert states(simulator, error="x", diagnosis=named("heads")) == [False, True, True]
+    assert states(simulator, error="x", diagnosis=named("splits")) == [False, True, True]
     assert states(simulator, error="x", diagnosis=named("softmax")) == [True, False, True]
     assert states(simulator, error="x", diagnosis=named("merge")) == [True, True, False]
     assert states(simulator, error="x", diagnosis=named(None)) == [None, None, None]
     assert states(simulator, error="does not compile") == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("stage", "which", "done"),
+    [(1, 0, [True, False, True]), (1, 1, [True, False, True]), (3, 1, [False, True, False])],
+)
+def test_a_race_is_of_the_steps_that_place_barriers(simulator, stage, which, done):
+    source = find_stage(stage).source()
+    without = lessons.change(source, "__syncthreads();", which=which)
+    assert without.text.count("__syncthreads();") == source.text.count("__syncthreads();") - 1
+
+    report = check_source(without, find_stage(stage), simulator, CHECK_PROBLEMS[:1])
+
+    assert all(result.verdict.ok for result in report.results) and not report.ok
+    assert [state.done for state in progress(report)] == done
+
+
+def test_a_tile_smaller_than_its_page_is_checked(simulator):
+    """A kernel that stages the page's first tokens again and again is right wherever a page is one tile."""
+    source = find_stage(3).source()
+    wrong = lessons.change(source, "page, first + token, kv_head", "page, token, kv_head")
+    assert wrong.text != source.text
+
+    results = check_source(wrong, find_stage(3), simulator, diagnose=False).results
+
+    assert [result.problem.name for result in results if not result.ok] == ["large page"]
 
 
 def test_which_kernel_a_command_means(tmp_path):

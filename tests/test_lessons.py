@@ -7,8 +7,12 @@ import pytest
 
 from labs_common import lessons, metrics
 from labs_common import metric_names as names
+from labs_common.compare import Verdict
+from labs_common.course import exercise_of
+from labs_common.exercise import cut
 from labs_common.problem import PRESETS
 from labs_common.reported import reported_metrics
+from labs_common.source import Source
 from labs_common.stages import STAGES, find_stage
 
 
@@ -87,14 +91,81 @@ def test_until_is_the_stage_and_those_before_it():
     assert lessons.until(STAGES[-1]) == [stage.id for stage in STAGES]
 
 
-def test_your_own_kernel_is_taken_once_it_is_there(tmp_path):
-    stage = find_stage("02")
-    assert lessons.own_source(stage, tmp_path).text == stage.source().text
+@pytest.fixture
+def edition(tmp_path, monkeypatch):
+    """Stage 02 as the student edition has it, and a folder for one's own kernels."""
+    lab = find_stage("02").source()
+    monkeypatch.setattr(
+        type(find_stage("02")), "source", lambda stage: cut(lab, exercise_of("02_vectorized"))
+    )
+    return tmp_path, lab
 
+
+def test_the_labs_kernel_is_run_where_it_is_whole(tmp_path, capsys):
+    stage = find_stage("02")
     (tmp_path / "02_vectorized.cu").write_text("// mine", encoding="utf-8")
 
-    assert lessons.own_source(stage, tmp_path).text == "// mine"
-    assert lessons.own_source(find_stage("01"), tmp_path).text == find_stage("01").source().text
+    assert lessons.kernel(stage, tmp_path) == stage.source() and capsys.readouterr().out == ""
+
+
+def test_in_the_edition_your_kernel_is_run_once_it_is_there(edition, capsys):
+    folder, lab = edition
+    stage = find_stage("02")
+    assert "TODO 1" in lessons.kernel(stage, folder).text
+    assert "Nothing is written in 02_vectorized.cu yet" in capsys.readouterr().out
+
+    (folder / "02_vectorized.cu").write_text(lab.text, encoding="utf-8")
+
+    assert lessons.kernel(stage, folder).text == lab.text and capsys.readouterr().out == ""
+
+
+def test_checking_a_kernel_that_is_not_there_or_empty_says_how_to_begin(edition, simulator, capsys):
+    folder, lab = edition
+    stage = find_stage("02")
+    assert lessons.check_mine(stage, simulator, folder) is None
+    assert 'start("02_vectorized") writes it' in capsys.readouterr().out
+
+    (folder / "02_vectorized.cu").write_text(stage.source().text, encoding="utf-8")
+    assert lessons.check_mine(stage, simulator, folder) is None
+    assert "fill in its TODOs" in capsys.readouterr().out
+
+    (folder / "02_vectorized.cu").write_text(lab.text, encoding="utf-8")
+    assert lessons.check_mine(stage, simulator, folder).ok
+
+
+def test_a_wrong_kernel_of_the_lab_is_an_error_and_yours_is_not(edition, monkeypatch, capsys):
+    _, lab = edition
+    wrong = Verdict(False, 1.0, 0.1, (0, 0, 0), "one row is wrong")
+    lessons.judge(wrong, lab, find_stage("02"))
+    assert "one row is wrong\nyour kernel is not right yet" in capsys.readouterr().out
+    monkeypatch.undo()
+
+    with pytest.raises(AssertionError, match="the lab's own 02_vectorized"):
+        lessons.judge(wrong, lab, find_stage("02"))
+
+
+@pytest.mark.parametrize(
+    ("which", "text"),
+    [(None, "_b_b."), (0, "_bab."), (1, "ab_b."), (-1, "ab_b."), (2, "abab."), (-3, "abab.")],
+)
+def test_changing_one_occurrence_or_all(which, text, capsys):
+    assert lessons.change(Source("x.cu", "abab."), "a", "_", which).text == text
+    assert ("“a” is not in x.cu" in capsys.readouterr().out) == (text == "abab.")
+
+
+def test_your_counts_stand_beside_the_labs(edition, monkeypatch, capsys):
+    folder, lab = edition
+    stage, tiny = find_stage("02"), PRESETS["tiny"]
+    monkeypatch.undo()
+    assert list(lessons.count_mine(stage, tiny, folder)) == ["the lab's"]
+
+    (folder / "02_vectorized.cu").write_text(lab.text, encoding="utf-8")
+    table = lessons.count_mine(stage, tiny, folder)
+    assert list(table) == ["the lab's", "yours"] and (table["yours"] == table["the lab's"]).all()
+
+    (folder / "02_vectorized.cu").write_text("this is no CUDA", encoding="utf-8")
+    assert list(lessons.count_mine(stage, tiny, folder)) == ["the lab's"]
+    assert "does not run through" in capsys.readouterr().out
 
 
 def test_explaining_is_per_gpu_and_says_when_nothing_is_recorded(capsys):

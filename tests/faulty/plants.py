@@ -292,6 +292,21 @@ PLANTS: tuple[Plant, ...] = (
     ),
     # merge
     (
+        "merge_adds_unweighted",
+        "4",
+        (("const float weight = __expf(split_max - new_max);", "const float weight = 1.0f;"),),
+    ),
+    (
+        "merge_adds_sums_unweighted",
+        "4",
+        ((MERGE_SUM, "running_sum = running_sum * correction + partials.sum[part];"),),
+    ),
+    (
+        "merge_adds_values_unweighted",
+        "4",
+        ((MERGE_ACC, "rescale_add(accumulator[c], correction, 1.0f, value);"),),
+    ),
+    (
         "merge_without_correction",
         "4",
         (

@@ -1,0 +1,113 @@
+"""Kernels that still have to be written: which those are, and what came with the edition in their place.
+
+In the student edition the lab's kernels have no body. What a notebook shows of them, counts and registers,
+comes with the edition as tables in ``data/counted``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from labs_common import metrics as metrics_table
+from labs_common.compiler import Resources, compile_resources
+from labs_common.engines import Engine
+from labs_common.exercise import OWN_KERNELS
+from labs_common.inputs import make_inputs
+from labs_common.metrics import Metrics
+from labs_common.plans import Device
+from labs_common.predictions import COUNTED, count_stages
+from labs_common.problem import LAYOUTS, PRESETS, Problem
+from labs_common.source import BEGIN, Source, regions
+from labs_common.stages import STAGES, Stage, find_stage
+from labs_common.variants import VARIANTS
+
+CUB = "05_partitioned_gqa_cub"  # the variant that a notebook counts
+_RESOURCES = "resources.json"
+STUDIED_SIZES = (256, 512, 768, 1024, 1536, 2048)  # partitions in tokens, of the recorded study
+_COUNTED_PRESETS = ("tiny", "ragged")
+_SHORTENED = PRESETS["long"].replace(context_lengths=(1_300,), name="long, shortened")
+_SHORT = PRESETS["long"].replace(context_lengths=(600,), name="600 tokens")
+
+# The problems that notebooks count kernels on, by the name of their table.
+COUNTED_PROBLEMS: dict[str, Problem] = {
+    **{name: PRESETS[name] for name in _COUNTED_PRESETS},
+    "shortened_fp32": _SHORTENED.replace(dtype="float32", name="long, shortened, fp32"),
+    **{f"600_tokens_{layout}": _SHORT.replace(layout=layout) for layout in LAYOUTS},
+}
+
+
+def is_open(source: Source) -> bool:
+    """Whether nothing is written yet in any of a kernel's solution regions."""
+    if BEGIN not in source.text:
+        return False
+    lines = source.text.splitlines()
+    inside = [line.strip() for begin, end in regions(source) for line in lines[begin + 1 : end]]
+    return all(not line or line.startswith("//") or line == "return {};" for line in inside)
+
+
+def kernel_of(stage: Stage, folder: Path = OWN_KERNELS) -> Source:
+    """The kernel that a notebook runs: the lab's, or yours where that has no body.
+
+    Args:
+        stage: whose kernel.
+        folder: where your kernels are.
+    """
+    lab, path = stage.source(), folder / stage.path.name
+    return Source.read(path) if is_open(lab) and path.exists() else lab
+
+
+def counted(stages: Sequence[str], problem: Problem) -> Metrics | None:
+    """The edition's counts of the lab's own kernels; None where no table came with it."""
+    for name, known in COUNTED_PROBLEMS.items():
+        path = COUNTED / f"{name}.csv"
+        if problem == known and path.exists():
+            return metrics_table.select(metrics_table.load_csv(path), stage=list(stages))
+    return None
+
+
+def resources(stage: Stage, defines: Mapping[str, object], arch: str) -> Resources:
+    """What the stage's first kernel takes; of a kernel without body, what came with the edition.
+
+    Raises:
+        CompilerMissing: there is no compiler on this machine, and no table.
+    """
+    table = COUNTED / _RESOURCES
+    if is_open(stage.source()) and table.exists():
+        known = json.loads(table.read_text(encoding="utf-8"))
+        if (key := _key(stage, defines, arch)) in known:
+            return Resources(**known[key])
+    return compile_resources(stage.source(), defines, arch)[stage.entry]
+
+
+def write_tables(folder: Path, engine: Engine) -> None:
+    """Write what takes the place of kernels without body: counts of each problem, and resources of stage 05.
+
+    Args:
+        folder: for the tables.
+        engine: that counts.
+    """
+    folder.mkdir(parents=True)
+    cub = next(variant for variant in VARIANTS if variant.id == CUB)
+    for name, problem in COUNTED_PROBLEMS.items():
+        counts = [count_stages([stage.id for stage in STAGES], problem, engine)]
+        if problem == _SHORT:
+            counts.append(engine.run(cub, problem, make_inputs(problem)).metrics)
+        # Of whole kernels only: lines would show how the code is laid out.
+        whole = metrics_table.select(metrics_table.concat(counts), line=None)
+        metrics_table.save_csv(whole, folder / f"{name}.csv")
+    stage, device, long = find_stage("05"), Device(), PRESETS["long"]
+    plans = [stage.plan(long, device, partition_tokens=size).defines for size in STUDIED_SIZES]
+    known = {
+        _key(stage, defines, device.arch): vars(
+            compile_resources(stage.source(), defines, device.arch)[stage.entry]
+        )
+        for defines in plans
+    }
+    (folder / _RESOURCES).write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _key(stage: Stage, defines: Mapping[str, object], arch: str) -> str:
+    settings = ", ".join(f"{name}={defines[name]}" for name in sorted(defines))
+    return f"{stage.entry} {arch}: {settings}"
