@@ -24,7 +24,10 @@ def simulator(
         list[str] | None, typer.Argument(help="stages by id or number; 01 to 04 by default")
     ] = None,
     problem: Annotated[str, typer.Option(help=f"one of {', '.join(PRESETS)}")] = "seed",
-    blocks: Annotated[int, typer.Option(help="blocks of each grid to run; 0 runs all")] = 64,
+    blocks: Annotated[
+        int | None,
+        typer.Option(help="blocks of each grid to run, 0 for all; by default 2 G lane-instructions of them"),
+    ] = None,
     numba: Annotated[
         bool, typer.Option("--numba", help="only stage 00 on tiny, beside numba's CUDA simulator")
     ] = False,
@@ -33,19 +36,22 @@ def simulator(
     """How fast the simulator runs each stage: counters on, with memcheck or all checks, on 1 core or all."""
     from labs_common.simt import benchmark
     from labs_common.simt.launch import ALL_CHECKS
-    from labs_common.simulator_benchmark import beside_numba, stage_cases
+    from labs_common.simulator_benchmark import beside_numba, first_results, stage_cases
 
     if numba:
         _show(beside_numba(find_problem("tiny")), as_json)
         return
     chosen = [find_stage(name) for name in stages] if stages else list(STAGES[1:5])
-    cases = [case.sampled(blocks or None) for case in stage_cases(chosen, find_problem(problem))]
+    cases = [
+        case.of_work(benchmark.WORK) if blocks is None else case.sampled(blocks or None)
+        for case in stage_cases(chosen, find_problem(problem))
+    ]
     counted = [case.checked_by({"memcheck"}) for case in cases]
     checked = [case.checked_by(ALL_CHECKS) for case in cases]
     rows = (
         benchmark.measure(counted)
         + benchmark.measure(checked)
-        + benchmark.measure(checked, engine="numpy", repeats=1)
+        + benchmark.measure(counted, engine="numpy", repeats=2)
     )
     cores = os.cpu_count() or 1
     for case in counted if cores > 1 else []:
@@ -53,6 +59,7 @@ def simulator(
         rows.append(
             {"stage": case.stage, "problem": case.problem, "engine": "llvm", "cores": cores, "speedup": ratio}
         )
+    rows += first_results(chosen, find_problem("tiny"))
     _show(rows, as_json)
 
 
@@ -65,7 +72,7 @@ def _show(rows: list[dict], as_json: bool) -> None:
     ratio = "times_numba" if beside else "speedup"
     table = Table(
         *("stage", "engine", "cores", "checks", "G lane-instructions/s", "whole grid"),
-        "x numba" if beside else "x one core",
+        *("x numba" if beside else "x one core", "new kernel", "known kernel"),
     )
     for row in rows:
         rate = row.get("lane_instructions_per_s")
@@ -77,6 +84,8 @@ def _show(rows: list[dict], as_json: bool) -> None:
             f"{rate / 1e9:.3g}" if rate else "",
             f"{row['grid_seconds']:.3g} s" if rate else "",
             f"{row[ratio]:,.2f}" if ratio in row else "",
+            f"{row['new_s']:.2f} s" if "new_s" in row else "",
+            f"{1e3 * row['known_s']:.0f} ms" if "known_s" in row else "",
         )
     console.print(table)
 

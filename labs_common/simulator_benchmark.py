@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 
 from labs_common.engines import SimulatorEngine
@@ -14,6 +16,7 @@ from labs_common.inputs import make_inputs
 from labs_common.problem import Problem
 from labs_common.simt import benchmark, cupy_like
 from labs_common.stages import Stage, find_stage
+from labs_common.worker import Worker
 
 NUMBA_TIMEOUT_S = 3600
 
@@ -37,6 +40,48 @@ def stage_cases(stages: Sequence[Stage], problem: Problem) -> list[benchmark.Cas
             benchmark.Case(stage.id, problem.name, launch, cupy_like.SPACE, kernel.module.addresses, call)
         )
     return cases
+
+
+def first_results(stages: Sequence[Stage], problem: Problem) -> list[dict[str, object]]:
+    """How long a student waits for the first result of a kernel, new to this machine and known to it.
+
+    Returns:
+        A row for each stage: stage, problem, engine, ``new_s``, from the kernel file to the output with empty
+        caches, and ``known_s``, the launches alone in a new process that finds their machine code on disk.
+    """
+    rows = []
+    for stage in stages:
+        with tempfile.TemporaryDirectory(prefix="palab-bench") as cache:
+            new, known = (_in_new_process(stage, problem, cache) for _ in range(2))
+        row = {"stage": stage.id, "problem": problem.name, "engine": "llvm", "cores": os.cpu_count()}
+        rows.append({**row, "new_s": new["whole"], "known_s": known["launches"]})
+    return rows
+
+
+def _in_new_process(stage: Stage, problem: Problem, cache: str) -> dict[str, float]:
+    worker = Worker()
+    try:
+        return worker.call(_first_result, stage, problem, cache)
+    finally:
+        worker.discard()  # the optimised code is on disk before it ends
+
+
+def _first_result(stage: Stage, problem: Problem, cache: str) -> dict[str, float]:
+    os.environ["XDG_CACHE_HOME"] = cache
+    from labs_common.simt import llvm_engine
+
+    inputs = make_inputs(problem)
+    engine = SimulatorEngine(core="llvm", force=True)
+    started = time.perf_counter()
+    call = engine.prepare(stage, problem, inputs)
+    prepared = time.perf_counter()
+    call()
+    ended = time.perf_counter()
+    for launch in call.launches:
+        kernel = call.kernels[launch.entry]
+        prepared_launch = kernel.prepare(launch.grid, launch.block, call.arguments, launch.shared_bytes)
+        llvm_engine.prepare(prepared_launch).settle()
+    return {"whole": ended - started, "launches": ended - prepared}
 
 
 def beside_numba(problem: Problem) -> list[dict[str, object]]:

@@ -14,7 +14,7 @@ from labs_common.simt.launch import Launch
 from labs_common.simt.memory import AddressSpace
 from labs_common.simt.parse import parse
 from labs_common.simt.program import build
-from labs_common.simulator_benchmark import stage_cases
+from labs_common.simulator_benchmark import first_results, stage_cases
 from labs_common.stages import STAGES
 
 
@@ -45,6 +45,20 @@ def test_a_row_for_each_case_with_its_lane_instructions(engine):
 def test_a_sample_is_spread_over_the_grid():
     assert case(100).sampled(3).launch.blocks == (0, 49, 99)
     assert case(2).sampled(5).launch.blocks is None
+
+
+def test_a_sample_of_so_much_work():
+    """A block has 64 x 7 lane-instructions."""
+    assert len(case(100).of_work(20 * 64 * 7).launch.blocks) == 20
+    assert len(case(100).of_work(1).launch.blocks) == 8
+    assert case(100).of_work(1e9).launch.blocks is None
+
+
+def test_the_first_result_of_a_kernel_that_is_new_and_known():
+    (row,) = first_results(STAGES[1:2], PRESETS["tiny"])
+
+    assert (row["stage"], row["problem"], row["engine"]) == ("01_cooperative", "tiny", "llvm")
+    assert row["new_s"] > row["known_s"] > 0
 
 
 def test_speedup_is_the_median_of_interleaved_pairs():

@@ -16,6 +16,7 @@ from . import llvm_engine, numpy_engine
 from .launch import Launch, Result
 from .memory import AddressSpace
 
+WORK = 2e9  # lane-instructions of a run: long beside what a launch costs by itself
 PAIRS = 7  # interleaved runs of one core and of several, for the speed-up
 
 
@@ -43,6 +44,12 @@ class Case:
             return self
         chosen = np.unique(np.linspace(0, total - 1, blocks).astype(np.int64))
         return replace(self, launch=replace(self.launch, blocks=tuple(int(b) for b in chosen)))
+
+    def of_work(self, lane_instructions: float) -> Case:
+        """The same with as many of its blocks as execute about so many lane-instructions; at least 8."""
+        some = run_once(self.sampled(8), "llvm", 1).counters
+        each = some.lane_instructions / max(1, some.blocks_run)
+        return self.sampled(max(8, round(lane_instructions / max(1.0, each))))
 
     def checked_by(self, checks: Iterable[str]) -> Case:
         """The same with other checks."""
