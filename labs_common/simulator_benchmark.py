@@ -47,8 +47,8 @@ def first_results(stages: Sequence[Stage], problem: Problem) -> list[dict[str, o
 
     Returns:
         A row for each stage: stage, problem, engine, ``new_s``, from the kernel file to the output with empty
-        caches, and ``known_s``, the launches alone in a new process that finds their machine code on disk. Both
-        in a process that has run another kernel before, as a notebook's has.
+        caches, and ``known_s``, the launches alone where their machine code is on disk. Both are taken
+        in a new process that has run another kernel, as a notebook's has.
     """
     rows = []
     for stage in stages:
