@@ -11,8 +11,7 @@
 // Four 8 x 8 matrices from shared memory. Lane i gives the address of row i % 8 of matrix i / 8; turned, each register
 // has the elements (pair, row) and (pair + 1, row) in place of its own.
 template <bool TURNED>
-__device__ __forceinline__ void load_matrices(unsigned (&matrices)[4], const uint4* rows) {
-  const unsigned address = __cvta_generic_to_shared(rows);
+__device__ __forceinline__ void load_matrices(unsigned (&matrices)[4], unsigned address) {
   if (TURNED) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3]) : "r"(address) : "memory");

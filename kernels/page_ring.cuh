@@ -15,12 +15,16 @@
 #ifndef RING_SLOTS  // tiles in flight or in use
 #define RING_SLOTS 4
 #endif
+#ifndef KV_HEADS  // fixed, so that the rows of a page are at fixed distances
+#define KV_HEADS 8
+#endif
 using CacheElement = CACHE_ELEMENT;
 
 constexpr int ROW_CHUNK = 16 / sizeof(CacheElement);   // elements of the cache in 16 bytes
 constexpr int ROW_CHUNKS = HEAD_DIM / ROW_CHUNK;       // in one token's key or value
 constexpr int TILE_CHUNKS = TILE_TOKENS * ROW_CHUNKS;  // in a tile
 constexpr int TILE_COPIES = TILE_CHUNKS / WARP_SIZE;   // 16-byte copies of a lane for one tile
+constexpr int SLOT_CHUNKS = LAYOUT == NHD ? KV_HEADS * ROW_CHUNKS : ROW_CHUNKS;  // from a token's row to the next one's
 constexpr int TILE_PAGES = TILE_TOKENS > PAGE_SIZE ? TILE_TOKENS / PAGE_SIZE : 1;  // that a tile lies in
 static_assert(TILE_CHUNKS % WARP_SIZE == 0 && (TILE_TOKENS % PAGE_SIZE == 0 || PAGE_SIZE % TILE_TOKENS == 0));
 
@@ -29,6 +33,11 @@ static_assert(TILE_CHUNKS % WARP_SIZE == 0 && (TILE_TOKENS % PAGE_SIZE == 0 || P
 __device__ __forceinline__ constexpr int tile_chunk(int row, int column) {
   constexpr int SPREAD = ROW_CHUNKS % 8 == 0 ? 8 : ROW_CHUNKS % 4 == 0 ? 4 : ROW_CHUNKS % 2 == 0 ? 2 : 1;
   return row * ROW_CHUNKS + (column ^ row / (8 / SPREAD) % SPREAD);
+}
+
+// The address of a chunk of a tile, as instructions on shared memory take it.
+__device__ __forceinline__ unsigned chunk_address(const uint4* tile, int row, int column) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(tile)) + 16 * tile_chunk(row, column);
 }
 
 // A run of one sequence's tokens. It begins where a tile does.
@@ -95,32 +104,53 @@ struct PageRing {
     known = 0;
   }
 
-  // The lanes copy neighbouring chunks, so that an instruction reads 512 bytes of whole rows.
   // A group is committed even where no tile is left: wait() counts groups.
   template <bool VALUES>
   __device__ __forceinline__ void copy(int slot) {
     if (token < segment.end) {
       const uint4* cache = reinterpret_cast<const uint4*>(VALUES ? in.value_cache : in.key_cache);
-      const unsigned slot_rows = LAYOUT == NHD ? problem.kv_heads : 1;
-#pragma unroll
-      for (int c = 0; c < TILE_COPIES; ++c) {
-        const int chunk = c * WARP_SIZE + lane;
-        const int row = chunk / ROW_CHUNKS, column = chunk % ROW_CHUNKS;
-        const unsigned page = __shfl_sync(FULL_WARP, pages, known * TILE_PAGES + row / PAGE_SIZE % TILE_PAGES);
-        const unsigned cache_row = first_row(problem, page, segment.kv_head) + (token + row) % PAGE_SIZE * slot_rows;
-        copy_or_clear(slots + slot * TILE_CHUNKS + tile_chunk(row, column),
-                      cache + (size_t)cache_row * ROW_CHUNKS + column, token + row < segment.end);
-      }
+      if (token + TILE_TOKENS <= segment.end) copy_rows<true>(cache, slots + slot * TILE_CHUNKS);
+      else copy_rows<false>(cache, slots + slot * TILE_CHUNKS);
       if (VALUES) next_tile();
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
 
-  // Rows past the end become zeros: a weight of 0 times what lies there might be NaN.
-  __device__ __forceinline__ static void copy_or_clear(uint4* shared, const uint4* global, bool valid) {
-    const unsigned address = __cvta_generic_to_shared(shared);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(valid ? 16 : 0)
-                 : "memory");
+  // The lanes copy neighbouring chunks, so that an instruction reads 512 bytes of whole rows. Of a tile that is not
+  // whole, rows past the end become zeros: a weight of 0 times what lies there might be NaN.
+  template <bool WHOLE>
+  __device__ __forceinline__ void copy_rows(const uint4* cache, const uint4* tile) const {
+    const uint4* page = page_start(cache, known * TILE_PAGES) + token % PAGE_SIZE * SLOT_CHUNKS;
+    const uint4* mine = page + lane / ROW_CHUNKS * SLOT_CHUNKS + lane % ROW_CHUNKS;
+#pragma unroll
+    for (int c = 0; c < TILE_COPIES; ++c) {
+      const int chunk = c * WARP_SIZE + lane;
+      const int row = chunk / ROW_CHUNKS, column = chunk % ROW_CHUNKS;
+      const unsigned to = chunk_address(tile, row, column);
+      const uint4* from;
+      if (TILE_PAGES > 1) {
+        page = page_start(cache, known * TILE_PAGES + row / PAGE_SIZE);
+        from = page + row % PAGE_SIZE * SLOT_CHUNKS + column;
+      } else if (WARP_SIZE % ROW_CHUNKS == 0 || ROW_CHUNKS % WARP_SIZE == 0) {  // at a fixed distance
+        from = mine + c * WARP_SIZE / ROW_CHUNKS * SLOT_CHUNKS + c * WARP_SIZE % ROW_CHUNKS;
+      } else {
+        from = page + row * SLOT_CHUNKS + column;
+      }
+      if (WHOLE) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+      } else {
+        const int bytes = token + row < segment.end ? 16 : 0;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+      }
+    }
+  }
+
+  // The head's row of slot 0, in the page that some lane knows.
+  __device__ __forceinline__ const uint4* page_start(const uint4* cache, int knowing_lane) const {
+    const unsigned page = __shfl_sync(FULL_WARP, pages, knowing_lane);
+    const unsigned row = LAYOUT == NHD ? page * PAGE_SIZE * KV_HEADS + segment.kv_head
+                                       : (page * KV_HEADS + segment.kv_head) * PAGE_SIZE;
+    return cache + (size_t)row * ROW_CHUNKS;
   }
 
   __device__ __forceinline__ void next_tile() {

@@ -13,8 +13,8 @@ struct WarpTile {
   int lane;
   float query[HEADS][LANE_DIMS];
   float weighted[HEADS][LANE_DIMS];  // values
-  Partial running;                   // of head lane % HEAD_SLOTS
-  float score[STEPS];                // of token lane / HEAD_SLOTS of each step, for that head
+  Partial running;                   // of head lane % HEAD_SLOTS; the sum is the lane's share
+  float weight[STEPS];               // of token lane / HEAD_SLOTS of each step, for that head
 
   // queries: the first query head's row, and the last that there is.
   __device__ __forceinline__ void start(const Element* queries, int last_head) {
@@ -32,10 +32,9 @@ struct WarpTile {
     }
   }
 
-  // Scores of a tile of keys, of which the first valid are the segment's.
+  // Scores and weights of a tile of keys, of which the first valid are the segment's.
   __device__ __forceinline__ void attend(const uint4* keys, int valid, float scale) {
-    float keep, take;
-    Partial part = {-INFINITY, 0.0f};
+    float larger = running.max;
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
       float products[ROW_LANES];
@@ -51,18 +50,18 @@ struct WarpTile {
           for (int d = 0; d < LANE_DIMS; ++d) product += query[h][d] * key[d];
         }
       }
-      score[s] = transpose_sum<HEAD_SLOTS, HEADS>(products) * scale;
-      const bool there = s * STEP_TOKENS + lane / HEAD_SLOTS < valid;
-      if (!there) score[s] = -INFINITY;
-      part = combine(part, {score[s], there ? 1.0f : 0.0f}, keep, take);
+      weight[s] = transpose_sum<HEAD_SLOTS, HEADS>(products) * scale;  // a score as yet
+      if (s * STEP_TOKENS + lane / HEAD_SLOTS >= valid) weight[s] = -INFINITY;
+      larger = fmaxf(larger, weight[s]);
     }
 #pragma unroll
     for (int offset = HEAD_SLOTS; offset < WARP_SIZE; offset *= 2) {
-      const Partial other = {__shfl_xor_sync(FULL_WARP, part.max, offset), __shfl_xor_sync(FULL_WARP, part.sum, offset)};
-      part = combine(part, other, keep, take);
+      larger = fmaxf(larger, __shfl_xor_sync(FULL_WARP, larger, offset));
     }
-    running = combine(running, part, keep, take);
-    if (__any_sync(FULL_WARP, keep != 1.0f)) {
+    if (__any_sync(FULL_WARP, larger > running.max)) {  // ever rarer
+      const float keep = __expf(running.max - larger);
+      running.max = larger;
+      running.sum *= keep;
 #pragma unroll
       for (int h = 0; h < HEADS; ++h) {
         const float factor = __shfl_sync(FULL_WARP, keep, h);
@@ -70,20 +69,24 @@ struct WarpTile {
         for (int d = 0; d < LANE_DIMS; ++d) weighted[h][d] *= factor;
       }
     }
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      weight[s] = __expf(weight[s] - running.max);
+      running.sum += weight[s];
+    }
   }
 
   // The same tile's values.
   __device__ __forceinline__ void weigh(const uint4* values) {
 #pragma unroll
     for (int s = 0; s < STEPS; ++s) {
-      const float weight = score[s] == -INFINITY ? 0.0f : __expf(score[s] - running.max);
 #pragma unroll
       for (int t = 0; t < ROW_TOKENS; ++t) {
         float value[LANE_DIMS];
         load_row(values, row(s, t), value);
 #pragma unroll
         for (int h = 0; h < HEADS; ++h) {
-          const float share = __shfl_sync(FULL_WARP, weight, (row(0, t)) * HEAD_SLOTS + h);
+          const float share = __shfl_sync(FULL_WARP, weight[s], row(0, t) * HEAD_SLOTS + h);
 #pragma unroll
           for (int d = 0; d < LANE_DIMS; ++d) weighted[h][d] += share * value[d];
         }
@@ -93,6 +96,10 @@ struct WarpTile {
 
   // The partial of every head into parts[h * stride], its values into row h * stride of values.
   __device__ __forceinline__ void store(Partial* parts, float4* values, int stride) {
+#pragma unroll
+    for (int offset = HEAD_SLOTS; offset < WARP_SIZE; offset *= 2) {
+      running.sum += __shfl_xor_sync(FULL_WARP, running.sum, offset);
+    }
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
       if (lane == h) parts[h * stride] = running;

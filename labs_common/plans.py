@@ -359,6 +359,7 @@ def _ring_defines(problem: Problem, warps: int, ring_slots: int | None) -> tuple
     defines: dict[str, int | str] = {
         "HEAD_DIM": problem.head_dim,
         "GROUP_SIZE": problem.group_size,
+        "KV_HEADS": problem.kv_heads,
         "PAGE_SIZE": problem.page_size,
         "LAYOUT": problem.layout.upper(),
         "TILE_TOKENS": tile_tokens,

@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int c = 0; c < ROW_CHUNKS; c += 2) {
       unsigned key[4];
-      load_matrices<false>(key, keys + tile_chunk(lane % 16, c + lane / 16));
+      load_matrices<false>(key, chunk_address(keys, lane % 16, c + lane / 16));
       if (FP8) {
         unsigned wide[4][2];
 #pragma unroll
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int c = 0; c < ROW_CHUNKS; c += 2) {
       unsigned value[4];  // tokens 0..7 of two chunks, then tokens 8..15
-      load_matrices<true>(value, values + tile_chunk(lane / 16 * 8 + lane % 8, c + lane / 8 % 2));
+      load_matrices<true>(value, chunk_address(values, lane / 16 * 8 + lane % 8, c + lane / 8 % 2));
       if (FP8) {  // each register has two dimensions of two tokens: even dimensions in one product, odd in another
         unsigned even[4], odd[4];
 #pragma unroll
