@@ -121,7 +121,7 @@ def run_probes(
             continue
         plan = probe.plan(stage, engine.device)
         try:
-            outcome = engine.run(stage, probe.problem, probe.inputs(), source, plan)
+            outcome = engine.run(stage, probe.problem, probe.inputs(), source, plan, metrics=False)
         except EngineFault as error:
             findings.append(error.finding)
         except (LaunchError, SimulationError):

@@ -190,11 +190,13 @@ class Engine:
         source: Source | None = None,
         plan: Plan | None = None,
         checks: bool = True,
+        metrics: bool = True,
     ) -> Outcome:
         """Run a stage once.
 
         Args:
             checks: look for misuse of memory and synchronisation, where the engine can.
+            metrics: make the table of metrics; without, the simulator is sooner done.
 
         Raises:
             as ``prepare``; LaunchError: a launch failed.
@@ -203,7 +205,7 @@ class Engine:
             validate_inputs(problem, inputs)
             empty = np.zeros((0, problem.query_heads, problem.head_dim), inputs.query.dtype)
             return Outcome(empty, metrics_table.empty(), (), self.name, 0.0)
-        return self._execute(stage, problem, inputs, source, plan, checks)
+        return self._execute(stage, problem, inputs, source, plan, checks, metrics)
 
     def _execute(
         self,
@@ -213,10 +215,11 @@ class Engine:
         source: Source | None,
         plan: Plan | None,
         checks: bool,
+        metrics: bool,
     ) -> Outcome:
-        return self._run(self.prepare(stage, problem, inputs, source, plan), stage, problem, checks)
+        return self._run(self.prepare(stage, problem, inputs, source, plan), stage, problem, checks, metrics)
 
-    def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool) -> Outcome:
+    def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool, metrics: bool) -> Outcome:
         raise NotImplementedError
 
 
@@ -305,9 +308,10 @@ class GpuEngine(Engine):
         source: Source | None,
         plan: Plan | None,
         checks: bool,
+        metrics: bool,
     ) -> Outcome:
         plan = plan or stage.plan(problem, self.device)
-        arguments = (stage, problem, inputs, source or stage.source(), plan, checks)
+        arguments = (stage, problem, inputs, source or stage.source(), plan, checks, metrics)
         try:
             return self._worker.call(_run_in_child, arguments, timeout_s=self.timeout_s)
         except LaunchError:
@@ -316,7 +320,7 @@ class GpuEngine(Engine):
         except WorkerDied as error:
             raise LaunchError(f"{stage.entry}: {error}") from None
 
-    def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool) -> Outcome:
+    def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool, metrics: bool) -> Outcome:
         runtime_error = (self.xp.cuda.runtime.CUDARuntimeError, self.xp.cuda.driver.CUDADriverError)
         rows = []
         started = time.perf_counter()
@@ -412,7 +416,7 @@ class SimulatorEngine(Engine):
         """NaN everywhere, and initcheck knows that no kernel has written it."""
         return self.xp.wrap(np.full(shape, np.nan, dtype), name, track_written=True)
 
-    def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool) -> Outcome:
+    def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool, metrics: bool) -> Outcome:
         for kernel in call.kernels.values():
             kernel.module.checks = ALL_CHECKS if checks else frozenset({"memcheck"})
         if not self.force:
@@ -426,6 +430,8 @@ class SimulatorEngine(Engine):
             findings += result.findings
             mix[launch.entry] = result.counters.mix()
             seconds += result.seconds
+            if not metrics:
+                continue
             figures = kernel.module.resources(launch.entry)
             tables.append(
                 counted_metrics(
@@ -440,7 +446,7 @@ class SimulatorEngine(Engine):
                     problem.name,
                 )
             )
-        table = metrics_table.concat(tables)
+        table = metrics_table.concat(tables) if tables else metrics_table.empty()
         return Outcome(self.read(call, problem), table, tuple(findings), self.name, seconds, mix)
 
     def _refuse_long(self, call: Call, problem: Problem) -> None:
@@ -521,9 +527,9 @@ _child_engine: GpuEngine | None = None
 def _run_in_child(arguments: tuple) -> Outcome:
     global _child_engine
     _child_engine = _child_engine or GpuEngine()
-    stage, problem, inputs, source, plan, checks = arguments
+    stage, problem, inputs, source, plan, checks, metrics = arguments
     return _child_engine._run(
-        _child_engine.prepare(stage, problem, inputs, source, plan), stage, problem, checks
+        _child_engine.prepare(stage, problem, inputs, source, plan), stage, problem, checks, metrics
     )
 
 

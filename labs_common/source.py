@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
+HEADERS = (KERNELS, KERNELS / "roof")  # where local headers lie
 # Compilers and profilers record the file name they are given; a neutral one keeps private paths out.
 NEUTRAL_FOLDER = "/lab/kernels"
 
@@ -63,10 +64,10 @@ class Source:
                 if included in seen:
                     return ""
                 seen.add(included)
-                path = KERNELS / included
+                path = next((f / included for f in HEADERS if (f / included).is_file()), KERNELS / included)
                 line = text.count("\n", 0, match.start()) + 1
                 if Path(included).name != included or not path.is_file():
-                    known = ", ".join(sorted(p.name for p in KERNELS.glob("*.cuh")))
+                    known = ", ".join(sorted(p.name for folder in HEADERS for p in folder.glob("*.cuh")))
                     raise ValueError(f'{name}, line {line}: no header "{included}"; the lab has {known}')
                 return (
                     inline(included, path.read_text(encoding="utf-8")).rstrip("\n")

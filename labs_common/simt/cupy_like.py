@@ -7,6 +7,7 @@ space per process; launches are synchronous.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -207,6 +208,12 @@ def is_ptx(text: str) -> bool:
     return False
 
 
+@functools.lru_cache(maxsize=16)
+def parsed(ptx: str) -> Module:
+    """The module of a PTX text, which nothing changes: a kernel that runs again is not read again."""
+    return parse(ptx)
+
+
 def run_launch(launch: Launch, addresses: dict[str, int], engine: str) -> Result:
     """Run a launch on one of the engines, "numpy" or "llvm"."""
     if engine == "numpy":
@@ -271,7 +278,7 @@ class RawModule:
                 raise ValueError("RawModule: the text is no PTX, and there is no compile= to make it so")
             code = compile(code, tuple(options))
         self.ptx = code
-        self.parsed: Module = parse(code)
+        self.parsed: Module = parsed(code)
         self.engine, self.budget, self.backend = engine, budget, backend
         self.schedule = schedule
         unknown = set(checks) - ALL_CHECKS
