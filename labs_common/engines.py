@@ -162,17 +162,34 @@ class Engine:
         """
         validate_inputs(problem, inputs)
         plan = plan or stage.plan(problem, self.device)
+        return self.bind(stage, problem, plan, arrays or self.upload(inputs), inputs.scale, source)
+
+    def bind(
+        self,
+        stage: Stage,
+        problem: Problem,
+        plan: Plan,
+        arrays: Mapping[str, Any],
+        scale: float,
+        source: Source | None = None,
+    ) -> Call:
+        """As ``prepare``, of arrays that are the engine's already and that nobody checks.
+
+        Args:
+            arrays: query, key_cache, value_cache, block_tables and context_lengths.
+            scale: factor on every score, the scale of fp8 keys included.
+        """
         module = self.module(source or stage.source(), plan.defines)
         kernels = {launch.entry: module.get_function(launch.entry) for launch in plan.launches}
         for launch in plan.launches:
             if launch.shared_bytes > kernels[launch.entry].max_dynamic_shared_size_bytes:
                 kernels[launch.entry].max_dynamic_shared_size_bytes = launch.shared_bytes
-        arrays = arrays or self.upload(inputs)
-        output = self.poisoned(inputs.query.shape, inputs.query.dtype, "output")
+        output = self.poisoned(tuple(arrays["query"].shape), storage_dtype(problem.query_dtype), "output")
         scratch = {name: self.poisoned(shape, np.float32, name) for name, shape in plan.scratch.items()}
         scratch |= {name: self.xp.zeros(shape, dtype=np.int32) for name, shape in plan.counters.items()}
         scratch |= {name: self.xp.asarray(table) for name, table in plan.tables.items()}
-        arguments = [problem_struct(problem, inputs), pointer_struct(arrays), output]
+        columns = arrays["block_tables"].shape[1]
+        arguments = [_problem_struct(problem, columns, scale), pointer_struct(arrays), output]
         if scratch:
             arguments.append(pointer_struct(scratch))
         arguments += [np.float32(n) if isinstance(n, float) else np.int32(n) for n in plan.numbers.values()]
@@ -230,6 +247,10 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 def problem_struct(problem: Problem, inputs: Inputs) -> np.void:
     """CUDA's ``Problem`` by value."""
+    return _problem_struct(problem, inputs.block_tables.shape[1], inputs.scale)
+
+
+def _problem_struct(problem: Problem, columns: int, scale: float) -> np.void:
     return np.array(
         (
             problem.batch,
@@ -237,8 +258,8 @@ def problem_struct(problem: Problem, inputs: Inputs) -> np.void:
             problem.kv_heads,
             problem.head_dim,
             problem.page_size,
-            inputs.block_tables.shape[1],
-            inputs.scale,
+            columns,
+            scale,
         ),
         PROBLEM_STRUCT,
     )[()]

@@ -268,6 +268,7 @@ def plan_balanced(
     blocks: int | None = None,
     block_heads: int | None = None,
     ring_slots: int | None = None,
+    evict_first: bool = False,
 ) -> Plan:
     """Blocks of 8 warps with equal runs of tiles, cut on the host; then a merge of what was cut (08).
 
@@ -276,6 +277,7 @@ def plan_balanced(
         block_heads: sets of up to 8 query heads that share a block's pages: 1, 2, 4 or 8, and a divisor of
             their number; by default 8 where that divides, else 1.
         ring_slots: tiles that a warp has in flight or in use; by default what ``RING_BYTES`` hold.
+        evict_first: let L2 drop keys and values first, which nobody reads twice.
     """
     warps, merge_rows = 8, 8  # as the kernel file has them
     _supports_ring(problem, device)
@@ -310,6 +312,7 @@ def plan_balanced(
         ),
     ]
     defines["BLOCK_HEADS"] = block_heads
+    defines["EVICT_FIRST"] = int(evict_first)
     if problem.dtype != "float32":
         defines["MMA_TYPE"] = "bf16" if problem.dtype == "bfloat16" else "f16"
     rows = max(1, runs.partials)

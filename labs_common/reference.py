@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,22 +52,40 @@ def reference(problem: Problem, inputs: Inputs) -> Reference:
         if length == 0:
             continue
         key, value = _gather(problem, inputs, row)
-        query = (
-            inputs.query[row]
-            .astype(np.float64)
-            .reshape(problem.kv_heads, problem.group_size, problem.head_dim)
+        query = inputs.query[row].astype(np.float64)
+        output[row], log_sum_exp[row], magnitude[row], score_size[row] = attend(
+            np, problem, query, key, value, inputs.scale
         )
-        scores = inputs.scale * (query @ key.transpose(0, 2, 1))
-        peak = scores.max(axis=-1, keepdims=True)
-        weights = np.exp(scores - peak)
-        total = weights.sum(axis=-1, keepdims=True)
-        weights /= total
-        output[row] = (weights @ value).reshape(problem.query_heads, problem.head_dim)
-        log_sum_exp[row] = (peak + np.log(total)).reshape(problem.query_heads)
-        magnitude[row] = (weights @ np.abs(value)).max(axis=-1).reshape(problem.query_heads)
-        sizes = abs(inputs.scale) * (np.abs(query) @ np.abs(key).transpose(0, 2, 1))
-        score_size[row] = sizes.max(axis=-1).reshape(problem.query_heads)
     return Reference(problem, output, log_sum_exp, magnitude, score_size)
+
+
+def attend(
+    xp: Any, problem: Problem, query: Any, key: Any, value: Any, scale: float
+) -> tuple[Any, Any, Any, Any]:
+    """Attention of one sequence's query heads over its tokens, of which there is at least one.
+
+    Args:
+        xp: ``numpy`` or ``cupy``, whose float64 arrays the others are.
+        query: ``[query_heads, head_dim]``.
+        key, value: ``[kv_heads, tokens, head_dim]``, scaled.
+        scale: factor on every score.
+
+    Returns:
+        A sequence's part of a ``Reference``: output, log-sum-exp, magnitude and score size.
+    """
+    query = query.reshape(problem.kv_heads, problem.group_size, problem.head_dim)
+    scores = scale * (query @ key.transpose(0, 2, 1))
+    peak = scores.max(axis=-1, keepdims=True)
+    weights = xp.exp(scores - peak)
+    total = weights.sum(axis=-1, keepdims=True)
+    weights /= total
+    sizes = abs(scale) * (xp.abs(query) @ xp.abs(key).transpose(0, 2, 1))
+    return (
+        (weights @ value).reshape(problem.query_heads, problem.head_dim),
+        (peak + xp.log(total)).reshape(problem.query_heads),
+        (weights @ xp.abs(value)).max(axis=-1).reshape(problem.query_heads),
+        sizes.max(axis=-1).reshape(problem.query_heads),
+    )
 
 
 def _gather(problem: Problem, inputs: Inputs, row: int) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,9 @@
 #ifndef RING_SLOTS  // tiles in flight or in use
 #define RING_SLOTS 4
 #endif
+#ifndef EVICT_FIRST  // whether L2 lets go of the cache's lines first: nobody reads them twice
+#define EVICT_FIRST 0
+#endif
 #ifndef KV_HEADS  // fixed, so that the rows of a page are at fixed distances
 #define KV_HEADS 8
 #endif
@@ -63,10 +66,16 @@ struct PageRing {
   int token = 0;         // its first
   int pages = 0;         // lane i knows the page i % TILE_PAGES of the tile i / TILE_PAGES after this one,
   int known = 0;         // for so many tiles: this is the next of them
+#if EVICT_FIRST
+  unsigned long long policy;
+#endif
 
   __device__ __forceinline__ PageRing(const Problem& problem, const Inputs& in, Segments segments, uint4* slots,
                                       int warp, int lane)
       : problem(problem), in(in), segments(segments), slots(slots), warp(warp), lane(lane) {
+#if EVICT_FIRST
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(policy));
+#endif
     enter_segment();
 #pragma unroll
     for (int slot = 0; slot < RING_SLOTS; ++slot) {
@@ -136,12 +145,13 @@ struct PageRing {
       } else {
         from = page + row * SLOT_CHUNKS + column;
       }
-      if (WHOLE) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-      } else {
-        const int bytes = token + row < segment.end ? 16 : 0;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-      }
+      const int bytes = WHOLE || token + row < segment.end ? 16 : 0;
+#if EVICT_FIRST
+      asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;"
+                   ::"r"(to), "l"(from), "r"(bytes), "l"(policy) : "memory");
+#else
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+#endif
     }
   }
 
