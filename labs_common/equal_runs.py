@@ -29,6 +29,26 @@ class Runs:
     partials: int
 
 
+def whole_sequences(context_lengths: Sequence[int], head_groups: int) -> Runs:
+    """A block for every sequence and head group, the longest first: blocks of any length, nothing to merge.
+
+    Args:
+        context_lengths: of each sequence.
+        head_groups: of a sequence, each attended to by a block at a time.
+    """
+    lengths = np.repeat(np.asarray(context_lengths, np.int64), head_groups)
+    item = np.argsort(-lengths, kind="stable")[: np.count_nonzero(lengths)]
+    sequence, group = np.divmod(item, head_groups)
+    zero, one = np.zeros_like(item), np.ones_like(item)
+    segments = np.stack([sequence, zero, lengths[item], group, zero, one, zero, zero], axis=1)
+    return Runs(
+        np.ascontiguousarray(segments, np.int32),
+        np.arange(item.size + 1, dtype=np.int32) if item.size else np.zeros(2, np.int32),
+        np.stack([np.zeros_like(lengths), lengths > 0], axis=1).astype(np.int32),
+        0,
+    )
+
+
 def equal_runs(
     context_lengths: Sequence[int], head_groups: int, blocks: int, tile_tokens: int, group_rows: int
 ) -> Runs:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labs_common.equal_runs import equal_runs
+from labs_common.equal_runs import equal_runs, whole_sequences
 from labs_common.layouts import chunk_elements
 from labs_common.problem import FP8, Problem
 
@@ -269,6 +269,7 @@ def plan_balanced(
     block_heads: int | None = None,
     ring_slots: int | None = None,
     evict_first: bool = False,
+    whole: bool = False,
 ) -> Plan:
     """Blocks of 8 warps with equal runs of tiles, cut on the host; then a merge of what was cut (08).
 
@@ -278,6 +279,7 @@ def plan_balanced(
             their number; by default 8 where that divides, else 1.
         ring_slots: tiles that a warp has in flight or in use; by default what ``RING_BYTES`` hold.
         evict_first: let L2 drop keys and values first, which nobody reads twice.
+        whole: a block for every sequence and head group in place of equal runs.
     """
     warps, merge_rows = 8, 8  # as the kernel file has them
     _supports_ring(problem, device)
@@ -295,9 +297,12 @@ def plan_balanced(
         blocks = device.multiprocessors
     if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
         raise ValueError(f"blocks={blocks!r} must be a whole number of at least 1")
-    runs = equal_runs(
-        problem.context_lengths, sets // block_heads, blocks, int(defines["TILE_TOKENS"]), block_heads * heads
-    )
+    groups = sets // block_heads
+    if whole:
+        runs = whole_sequences(problem.context_lengths, groups)
+    else:
+        tile_tokens = int(defines["TILE_TOKENS"])
+        runs = equal_runs(problem.context_lengths, groups, blocks, tile_tokens, block_heads * heads)
     launches = [
         Launch(
             entry,

@@ -145,10 +145,11 @@ def contenders(problem: Problem, engine: Engine) -> list[Contender]:
     sets = problem.kv_heads * -(-problem.group_size // 8)
     for block_heads in {1, 8 if sets % 8 == 0 else 4}:
         for slots in (2, 3, 4):
-            for evict_first in (False, True):
-                label = f"08, {block_heads} heads a block, {slots} slots" + ", evict first" * evict_first
-                options = {"block_heads": block_heads, "ring_slots": slots, "evict_first": evict_first}
-                add(label, balanced, **options)
+            for evict_first, whole in ((False, False), (True, False), (True, True)):
+                label = f"08, {block_heads} heads a block, {slots} slots"
+                label += ", evict first" * evict_first + ", whole" * whole
+                options = {"block_heads": block_heads, "ring_slots": slots}
+                add(label, balanced, **options, evict_first=evict_first, whole=whole)
     return found
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labs_common.equal_runs import equal_runs
+from labs_common.equal_runs import equal_runs, whole_sequences
 
 lengths = st.lists(st.integers(0, 300), max_size=6)
 
@@ -60,6 +60,20 @@ def test_a_plan_by_hand():
     assert runs.block_segments.tolist() == [0, 1, 3]
     assert runs.pieces.tolist() == [[0, 2], [6, 1]]
     assert runs.partials == 6
+
+
+@given(lengths, st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_whole_sequences_are_a_block_each_the_longest_first(contexts, groups):
+    runs = whole_sequences(contexts, groups)
+
+    found = [(int(s[0]), int(s[3])) for s in runs.segments]
+    assert sorted(found) == [(b, g) for b, length in enumerate(contexts) if length for g in range(groups)]
+    assert all(s[1] == 0 and s[2] == contexts[s[0]] and s[5] == 1 for s in runs.segments)
+    assert (np.diff(runs.segments[:, 2]) <= 0).all()
+    assert runs.pieces[:, 1].tolist() == [int(n > 0) for n in contexts for _ in range(groups)]
+    blocks = runs.block_segments
+    assert len(blocks) == max(1, len(found)) + 1 and blocks[0] == 0 and blocks[-1] == len(found)
 
 
 @pytest.mark.parametrize("contexts", [[], [0], [0, 0]])

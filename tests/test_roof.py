@@ -117,6 +117,15 @@ def test_any_cut_of_the_work(simulator, blocks, block_heads):
     assert verdict.ok, verdict.diagnosis
 
 
+@pytest.mark.parametrize("options", [{"whole": True}, {"evict_first": True}], ids=str)
+def test_other_plans(simulator, options):
+    problem = problem_of("float16", SHAPES["float16"][0], LENGTHS)
+
+    verdict = verdict_of(simulator, ROOF[2], problem, **options)
+
+    assert verdict.ok, verdict.diagnosis
+
+
 @by_id
 def test_rings_of_other_lengths(simulator, stage):
     problem = problem_of("float16", (4, 1, 64, 16, "NHD"), (0, 1, 300))
