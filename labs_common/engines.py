@@ -128,12 +128,12 @@ class Engine:
 
     def upload(self, inputs: Inputs) -> dict[str, Any]:
         """The arrays of a problem where kernels can read them, by name."""
-        return {name: self.xp.asarray(_plain(array)) for name, array in inputs.arrays().items()}
+        return {name: self.xp.asarray(plain(array)) for name, array in inputs.arrays().items()}
 
     def poisoned(self, shape: tuple[int, ...], dtype: Any, name: str) -> Any:
         """An array of NaN that a kernel is to write."""
         if np.dtype(dtype).kind == "V":
-            return self.xp.asarray(_plain(np.full(shape, np.nan, dtype)))
+            return self.xp.asarray(plain(np.full(shape, np.nan, dtype)))
         return self.xp.full(shape, np.nan, dtype=dtype)
 
     def prepare(
@@ -241,7 +241,7 @@ class Engine:
         raise NotImplementedError
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
+def plain(array: np.ndarray) -> np.ndarray:
     """The same bytes in a dtype that CuPy knows: it has no fp8, and bfloat16 only in some versions."""
     return array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from labs_common.compare import compare
-from labs_common.engines import Engine, GpuEngine
+from labs_common.engines import Engine, GpuEngine, plain
 from labs_common.layouts import cache_shapes, to_nhd
 from labs_common.plans import Plan
 from labs_common.problem import FP8, Problem, storage_dtype
@@ -68,7 +68,7 @@ def device_inputs(xp: Any, problem: Problem, sets: int, seed: int = 0) -> Device
 
     def drawn(shape: tuple[int, ...], dtype: str, spread: float) -> Any:
         numbers = (spread * host.standard_normal(SAMPLES)).astype(storage_dtype(dtype))
-        return xp.asarray(_plain(numbers))[random.randint(0, SAMPLES, shape)]
+        return xp.asarray(plain(numbers))[random.randint(0, SAMPLES, shape)]
 
     pages = sum(problem.pages_per_sequence)
     key_shape, value_shape = cache_shapes(problem, sets * pages)
@@ -110,10 +110,6 @@ def device_reference(xp: Any, inputs: DeviceInputs, number: int) -> Reference:
         output[row] = to_host(found[0])
         figures[:, row] = [to_host(figure) for figure in found[1:]]
     return Reference(problem, output, *figures)
-
-
-def _plain(array: np.ndarray) -> np.ndarray:
-    return array.view(f"u{array.itemsize}") if array.dtype.kind == "V" else array
 
 
 def _numbers(xp: Any, array: Any, dtype: str) -> Any:
