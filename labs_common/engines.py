@@ -312,6 +312,12 @@ class GpuEngine(Engine):
 
     def module(self, source: Source, defines: Mapping[str, object] | None = None) -> CheckedModule:
         """As ``Engine.module``, by CuPy's NVRTC."""
+        raw = self.raw_module(source, defines)
+        # The parameters of each kernel are read off the PTX: CuPy passes on whatever it is given.
+        return CheckedModule(raw, parse(compile_ptx(source, defines, self.device.arch)).functions)
+
+    def raw_module(self, source: Source, defines: Mapping[str, object] | None = None) -> Any:
+        """CuPy's own ``RawModule``, compiled, whose kernels check nothing."""
         options = [*OPTIONS, *(f"-I{folder}" for folder in include_folders())]
         options += [f"-D{name}={value}" for name, value in sorted((defines or {}).items())]
         raw = self.xp.RawModule(code=source.expanded(), options=tuple(options))
@@ -319,8 +325,7 @@ class GpuEngine(Engine):
             raw.compile()
         except self.xp.cuda.compiler.CompileException as error:
             raise CompileError(error.get_message()) from None
-        # The parameters of each kernel are read off the PTX: CuPy passes on whatever it is given.
-        return CheckedModule(raw, parse(compile_ptx(source, defines, self.device.arch)).functions)
+        return raw
 
     def _execute(
         self,
