@@ -36,10 +36,10 @@ struct OnePartition {
   bool left;
 
   __device__ __forceinline__ bool next(Segment& next) {
+    if (!left) return false;
     next = segment;
-    const bool there = left;
     left = false;
-    return there;
+    return true;
   }
 };
 
