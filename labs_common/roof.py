@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from labs_common.plans import plan_async_ring, plan_balanced, plan_tensor_core
+from labs_common.plans import plan_async_ring, plan_balanced, plan_memory_roof, plan_tensor_core
 from labs_common.problem import DTYPES
 from labs_common.source import KERNELS
 from labs_common.stages import Stage
@@ -43,6 +43,14 @@ ROOF: tuple[RoofStage, ...] = (
         "08_balanced_plan",
         plan_balanced,
         "equal runs of pages for every multiprocessor, across sequences",
+        DTYPES,
+        ROW_LAYOUTS,
+        tensor_cores=True,
+    ),
+    RoofStage(
+        "09_memory_roof",
+        plan_memory_roof,
+        "the last points: L2's lines, whole sequences, a merge of cuts alone",
         DTYPES,
         ROW_LAYOUTS,
         tensor_cores=True,

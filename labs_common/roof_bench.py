@@ -148,18 +148,17 @@ def contenders(problem: Problem, engine: Engine) -> list[Contender]:
             print(f"{problem.name} {problem.dtype}, {label}: {error}")
 
     add("05", find_stage("05"))
-    ring, mma, balanced = ROOF
+    ring, mma, balanced, last = ROOF
     for stage in (ring, mma):
         for tokens in (512, 1024, 2048):
             add(f"{stage.id[:2]}, partition {tokens}", stage, partition_tokens=tokens)
+    add("08", balanced)
     sets = problem.kv_heads * -(-problem.group_size // 8)
-    for block_heads in {1, 8 if sets % 8 == 0 else 4}:
-        for slots in (2, 3, 4):
-            for evict_first, whole in ((False, False), (True, False), (True, True)):
-                label = f"08, {block_heads} heads a block, {slots} slots"
-                label += ", evict first" * evict_first + ", whole" * whole
-                options = {"block_heads": block_heads, "ring_slots": slots}
-                add(label, balanced, **options, evict_first=evict_first, whole=whole)
+    for block_heads in (heads for heads in (1, 4, 8) if sets % heads == 0):
+        for slots in (2, 3, 4, 6):
+            for whole in (False, True):
+                label = f"09, {block_heads} heads a block, {slots} slots" + ", whole" * whole
+                add(label, last, block_heads=block_heads, ring_slots=slots, whole=whole)
     return found
 
 
