@@ -310,7 +310,7 @@ def cudnn_paged(setting: Setting) -> Ready:
         seq_len_kv=named[6],
         paged_attention_k_table=named[3],
         paged_attention_v_table=named[4],
-        paged_attention_max_seq_len_kv=max(problem.context_lengths),
+        paged_attention_max_seq_len_kv=problem.max_pages * problem.page_size,
     )
     output.set_output(True).set_dim(list(heads)).set_stride(list(first_output.stride()))
     graph.build([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])

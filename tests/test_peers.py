@@ -172,7 +172,7 @@ class Graph:
             for name in ("q", "k", "v", "paged_attention_k_table", "seq_len_kv", "seq_len_q")
         )
         assert self.given["use_padding_mask"] and set(ones.array.ravel()) == {1}
-        assert self.given["paged_attention_max_seq_len_kv"] == max(length.array.ravel())
+        assert self.given["paged_attention_max_seq_len_kv"] == 16 * table.shape[2]
         batch = len(table.array)
         tables, lengths = table.array.reshape(batch, -1), length.array.ravel()
         found = paged(q.view(batch, *q.shape[1::2]), (k, v), tables, lengths, self.given["attn_scale"], "HND")
