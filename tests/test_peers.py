@@ -18,6 +18,7 @@ from labs_common.chart_peers import peer_chart
 from labs_common.compare import compare
 from labs_common.peers import CONTIGUOUS, OURS, PAGED, PEERS, Missing, Ready, Setting
 from labs_common.problem import FP8, Problem, storage_dtype
+from labs_common.roof import ROOF
 from labs_common.roof_bench import device_inputs, device_reference
 from labs_common.timing import Timing
 
@@ -454,7 +455,7 @@ def test_on_a_gpu_every_exact_output_is_right(dtype):
     rows, missing = peer_bench.measure(UncheckedGpu(), problem, rounds=3)
 
     assert {r["what"] for r in rows if r["kind"] == OURS} >= {"08_balanced_plan"}
-    assert len(rows) + len(missing) == len(PEERS) + 5
+    assert len(rows) + len(missing) == 1 + len(ROOF) + len(PEERS)
     for row in rows:
         assert row["right"], f"{row['what']}: {row['diagnosis']}"
         assert 0 < row["median_us"] <= row["p90_us"]
