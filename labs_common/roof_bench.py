@@ -26,6 +26,7 @@ from labs_common.roof import ROOF
 from labs_common.stages import Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, time_gpu
 
+L2_BYTES = 256 << 20  # read before each measurement: more than any L2 cache holds
 SAMPLES = 65536  # of the numbers that caches and queries are drawn from
 RAGGED = np.random.default_rng(1)
 # Decode with one query token a sequence, pages of 16: the shapes on which public kernels were measured.
@@ -156,9 +157,11 @@ def contenders(problem: Problem, engine: Engine) -> list[Contender]:
     sets = problem.kv_heads * -(-problem.group_size // 8)
     for block_heads in (heads for heads in (1, 4, 8) if sets % heads == 0):
         for slots in (2, 3, 4, 6):
-            for whole in (False, True):
-                label = f"09, {block_heads} heads a block, {slots} slots" + ", whole" * whole
-                add(label, last, block_heads=block_heads, ring_slots=slots, whole=whole)
+            for evict_first, whole in ((False, False), (False, True), (True, False), (True, True)):
+                label = f"09, {block_heads} heads a block, {slots} slots"
+                label += ", evict first" * evict_first + ", whole" * whole
+                options = {"block_heads": block_heads, "ring_slots": slots}
+                add(label, last, **options, evict_first=evict_first, whole=whole)
     return found
 
 
@@ -186,7 +189,8 @@ def measure(
             bound.pop(label, None)
             print(f"{label}: {type(error).__name__}: {str(error)[:400]}")
     nbytes = ceiling_bytes(engine)
-    timings = time_gpu(xp, {**bound, **ceiling_calls(engine, nbytes)}, rounds)
+    plain_read = next(iter(ceiling_calls(engine, L2_BYTES).values()))[0]
+    timings = time_gpu(xp, {**bound, **ceiling_calls(engine, nbytes)}, rounds, between=plain_read)
     ceiling = ceiling_of(timings, nbytes)
     for label, calls in bound.items():
         verdict = compare(engine.read(calls[0], problem), expected, weights[label])
