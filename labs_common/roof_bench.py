@@ -25,9 +25,8 @@ from labs_common.problem import FP8, Problem, storage_dtype
 from labs_common.reference import Reference, attend
 from labs_common.roof import ROOF
 from labs_common.stages import Stage, find_stage
-from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, time_gpu
+from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
-L2_BYTES = 256 << 20  # read before each measurement: more than any L2 cache holds
 SAMPLES = 65536  # of the numbers that caches and queries are drawn from
 RAGGED = np.random.default_rng(1)
 # Decode with one query token a sequence, pages of 16: the shapes on which public kernels were measured.
@@ -210,8 +209,8 @@ def measure(
             bound.pop(label, None)
             print(f"{label}: {type(error).__name__}: {str(error)[:400]}")
     nbytes = ceiling_bytes(engine)
-    plain_read = next(iter(ceiling_calls(engine, L2_BYTES).values()))[0]
-    timings = time_gpu(xp, {**bound, **ceiling_calls(engine, nbytes)}, rounds, between=plain_read)
+    calls = {**bound, **ceiling_calls(engine, nbytes)}
+    timings = time_gpu(xp, calls, rounds, between=plain_reading(engine))
     ceiling = ceiling_of(timings, nbytes)
     for label, calls in bound.items():
         verdict = compare(engine.read(calls[0], problem), expected, weights[label])
