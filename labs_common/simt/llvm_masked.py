@@ -167,32 +167,11 @@ class Masked(Code):
     def meet(self, n: int, alive: Value, pc: Value, run: str) -> None:
         """All living lanes are at block n: go back to uniform code if its scalars are equal in all lanes."""
         f = self.f
-        lane = f.resize(f.intrinsic("cttz", alive, flags=", i1 true"), "i64")
-        values = []
-        good = TRUE
-        for register in self.program.registers:
-            index = register.index
-            if not (self.live_in[n] & self.analysis.saved) >> index & 1 or index in self.analysis.vectors:
-                continue
-            slot = f.pointer("%warp", self.layout.vector_slots[index])
-            type_ = register_type(register)
-            if type_ == "i1":
-                bits = f.bin("and", f.load("i32", slot), alive)
-                none = f.icmp("eq", bits, const("i32", 0))
-                good = f.bin("and", good, f.bin("or", none, f.icmp("eq", bits, alive)))
-                first = f.resize(f.bin("xor", none, const("i1", 1)), "i8")
-            else:
-                width = const("i64", int(type_[1:]) // 8)
-                first = f.load(type_, f.pointer(slot, f.bin("mul", lane, width)))
-                every = f.load(type_, slot, WARP, align=64)
-                differs = f.bin("and", f.mask_bits(f.icmp("ne", every, f.spread(first))), alive)
-                good = f.bin("and", good, f.icmp("eq", differs, const("i32", 0)))
-            values.append((index, first))
-        go = f.new_label("go")
-        f.cond(good, go, run)
-        f.label(go)
-        for index, first in values:
-            f.store(first, f.pointer("%warp", self.layout.scalar_slots[index]))
+        table = self.scalar_table(self.live_in[n])
+        if table is not None:
+            go = f.new_label("go")
+            f.cond(f.call("i1", "to_scalars", "ptr %warp", *table, str(alive)), go, run)
+            f.label(go)
         f.store(const("i32", n), f.pointer("%warp", at.WARP_BLOCK))
         f.store(f.bin("and", pc, const("i32", 1)), f.pointer("%warp", at.WARP_ENTERED))
         f.ret(const("i32", at.SWITCH))
