@@ -1,21 +1,26 @@
-"""Registers on their way between uniform and masked code: one value for the warp, or one in each lane.
+"""Lanes that meet: for a warp operation in masked code, and where code changes between uniform and masked.
 
-A table lists them, three numbers each: the bytes of the register (0: a predicate), its vector slot and its
-scalar slot. Out of line, since lanes may meet or part at any block of a kernel: in place it is half the IR.
+Registers then change between one value for the warp and one in each lane. A table lists them, three numbers
+each: the bytes of the register (0: a predicate), its vector slot and its scalar slot. All of it is out of line,
+since any block may be such a place: in place it is more than half of masked code, and what a new kernel's first
+result waits for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from .llvm_runtime import Function
+from . import llvm_layout as at
+from .llvm_runtime import Function, fault
 from .llvm_text import WARP, Module, Value
 
 WIDTHS = (1, 2, 4, 8, 16)
 DECLARATIONS = (
     "declare i1 @to_scalars(ptr, ptr, i64, i32)",
     "declare void @to_lanes(ptr, ptr, i64)",
+    "declare i64 @gather(ptr, ptr, i32, i32, i32, i1)",
 )
+MEMBERS = at.SCRATCH_MORE  # 32 x i32: which lanes each lane of an operation names
 
 
 def to_scalars(module: Module) -> None:
@@ -99,3 +104,51 @@ def _each(
     f.store(f.bin("add", k, f.i64(1)), step)
     f.br(loop)
     f.label(done)
+
+
+def gather(module: Module) -> None:
+    """i64 gather(ctx, warp, instruction, waiting, mask, barrier): which lanes may execute a warp operation.
+
+    Of the lanes of the mask, which have come now, and those whose pc is `waiting`: those whose members have
+    all come. The others wait. -1 after a fault. barrier: bar.warp.sync, which may name lanes that exited.
+    """
+    f = Function(
+        module,
+        "gather",
+        "i64",
+        [("ptr", "ctx"), ("ptr", "warp"), ("i32", "instruction"), ("i32", "waiting"), ("i32", "mask"),
+         ("i1", "barrier")],
+        internal=False,
+        noinline=True,
+    )  # fmt: skip
+    f.begin()
+    members = f.load("i32", f.pointer("%ctx", MEMBERS), WARP, align=64)
+    alive, pc = f.field("i32", "%warp", at.WARP_ALIVE), Value("%waiting", "i32")
+    place = f.pointer("%warp", at.WARP_PCS)
+    pcs = f.load("i32", place, WARP, align=64)
+    waiting = f.mask_bits(f.icmp("eq", pcs, f.spread(pc)))
+    here = f.bin("or", Value("%mask", "i32"), f.bin("and", waiting, alive))
+    here_vector = f.mask_lanes(here)
+
+    def faulty(lanes: Value, kind: int) -> None:
+        after = f.start_if(f.icmp("ne", lanes, f.i32(0)), "unlikely")
+        lane = f.intrinsic("cttz", lanes, flags=", i1 true")
+        extra = f.resize(f.extract(members, lane), "i64")
+        fault(f, kind, Value("%instruction", "i32"), lane, f.i64(0), extra)
+        f.ret(f.i64(-1))
+        f.label(after)
+
+    own = f.bin("and", f.bin("lshr", members, f.lane_numbers()), f.i32(1))
+    faulty(f.bin("and", f.mask_bits(f.icmp("eq", own, f.i32(0))), here), at.NOT_IN_MASK)
+    exited = f.bin("and", members, f.spread(f.bin("xor", alive, f.i32(-1))))
+    exited = f.bin("and", f.mask_bits(f.icmp("ne", exited, f.i32(0))), here)
+    faulty(f.select(Value("%barrier", "i1"), f.i32(0), exited), at.MASK_EXITED)
+    absent = f.bin("and", members, f.spread(f.bin("and", alive, f.bin("xor", here, f.i32(-1)))))
+    ready = f.bin("and", f.mask_bits(f.icmp("eq", absent, f.i32(0))), here)
+    # those left over wait, so that they do not look runnable
+    rest = f.mask_lanes(f.bin("and", here, f.bin("xor", ready, f.i32(-1))))
+    f.store(f.select(rest, pc, pcs), place, align=64)
+    named = f.pointer("%warp", at.WARP_COUNT)
+    f.store(f.select(here_vector, members, f.load("i32", named, WARP, align=64)), named, align=64)
+    f.ret(f.resize(ready, "i64"))
+    f.finish()
