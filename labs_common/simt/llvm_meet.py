@@ -1,9 +1,9 @@
 """Lanes that meet: for a warp operation in masked code, and where code changes between uniform and masked.
 
 Registers then change between one value for the warp and one in each lane. A table lists them, three numbers
-each: the bytes of the register (0: a predicate), its vector slot and its scalar slot. All of it is out of line,
-since any block may be such a place: in place it is more than half of masked code, and what a new kernel's first
-result waits for.
+each: the bytes of the register (0: a predicate), its vector slot and its scalar slot. All of it is out of
+line, since any block may be such a place: in place it is more than half of masked code, and what a new
+kernel's first result waits for.
 """
 
 from __future__ import annotations
