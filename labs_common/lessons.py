@@ -29,8 +29,8 @@ from labs_common.problem import PRESETS, Problem
 from labs_common.recorded import PROBLEMS, RECORDED, recorded_metrics
 from labs_common.reference import reference
 from labs_common.simt.errors import Fault, LaunchError, SimulationError
-from labs_common.source import KERNELS, Source
-from labs_common.stages import STAGES, Stage, find_stage
+from labs_common.source import HEADERS, KERNELS, Source
+from labs_common.stages import ALL_STAGES, Stage, find_stage
 from labs_common.variants import VARIANTS
 
 LINE = 100  # characters that fit beside a notebook's margin
@@ -66,7 +66,8 @@ def show_header(name: str) -> None:
     Raises:
         FileNotFoundError: there is no such header.
     """
-    show_code((KERNELS / name).read_text(encoding="utf-8"), f"the header {name}")
+    path = next((folder / name for folder in HEADERS if (folder / name).is_file()), KERNELS / name)
+    show_code(path.read_text(encoding="utf-8"), f"the header {name}")
 
 
 def show_code(text: str, what: str) -> None:
@@ -88,7 +89,7 @@ def show_code(text: str, what: str) -> None:
 
 def until(stage: Stage) -> list[str]:
     """Ids of the stages up to this one."""
-    ids = [other.id for other in STAGES]
+    ids = [other.id for other in ALL_STAGES]
     return ids[: ids.index(stage.id) + 1]
 
 

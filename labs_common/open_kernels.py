@@ -20,19 +20,21 @@ from labs_common.plans import Device
 from labs_common.predictions import COUNTED, count_stages
 from labs_common.problem import LAYOUTS, PRESETS, Problem
 from labs_common.source import BEGIN, Source, regions
-from labs_common.stages import STAGES, Stage, find_stage
+from labs_common.stages import ALL_STAGES, Stage, find_stage
 from labs_common.variants import VARIANTS
 
 CUB = "05_partitioned_gqa_cub"  # the variant that a notebook counts
 _RESOURCES = "resources.json"
 STUDIED_SIZES = (256, 512, 768, 1024, 1536, 2048)  # partitions in tokens, of the recorded study
 _COUNTED_PRESETS = ("tiny", "ragged")
+_COUNTED_HALF = "ragged-float16"
 _SHORTENED = PRESETS["long"].replace(context_lengths=(1_300,), name="long, shortened")
 _SHORT = PRESETS["long"].replace(context_lengths=(600,), name="600 tokens")
 
 # The problems that notebooks count kernels on, by the name of their table.
 COUNTED_PROBLEMS: dict[str, Problem] = {
     **{name: PRESETS[name] for name in _COUNTED_PRESETS},
+    _COUNTED_HALF: PRESETS["ragged"].replace(dtype="float16", name=_COUNTED_HALF),
     "shortened_fp32": _SHORTENED.replace(dtype="float32", name="long, shortened, fp32"),
     **{f"600_tokens_{layout}": _SHORT.replace(layout=layout) for layout in LAYOUTS},
 }
@@ -91,7 +93,7 @@ def write_tables(folder: Path, engine: Engine) -> None:
     folder.mkdir(parents=True)
     cub = next(variant for variant in VARIANTS if variant.id == CUB)
     for name, problem in COUNTED_PROBLEMS.items():
-        counts = [count_stages([stage.id for stage in STAGES], problem, engine)]
+        counts = [count_stages([stage.id for stage in ALL_STAGES], problem, engine)]
         if problem == _SHORT:
             counts.append(engine.run(cub, problem, make_inputs(problem)).metrics)
         # Of whole kernels only: lines would show how the code is laid out.
