@@ -28,6 +28,15 @@ class Runs:
     pieces: np.ndarray
     partials: int
 
+    def merges(self, head_groups: int) -> np.ndarray:
+        """What kernel 09 merges: ``[merges, 4]`` int32, sequence, head group, first partial and pieces.
+
+        Sequences that nobody cut are left out; empty ones are there with no piece, for their zeros.
+        """
+        item = np.flatnonzero(self.pieces[:, 1] != 1)
+        sequence, group = np.divmod(item, head_groups)
+        return np.ascontiguousarray(np.stack([sequence, group, *self.pieces[item].T], axis=1), np.int32)
+
 
 def whole_sequences(context_lengths: Sequence[int], head_groups: int) -> Runs:
     """A block for every sequence and head group, the longest first: blocks of any length, nothing to merge.

@@ -63,11 +63,11 @@ def work_of(problem: Problem, plan: Plan) -> Work:
 
     A block of ``head_dim`` threads has one dimension a thread (00, 01); with ``CHUNKS_PER_LANE`` a lane has
     chunks of four dimensions, 32 chunks apart (02 to 04); ``splits`` are runs of whole pages (04),
-    ``partitions`` runs of tokens (05 to 07). Where the host plans the pieces (08), each block gets one tile
+    ``partitions`` runs of tokens (05 to 07). Where the host plans segments (08, 09), each block gets one tile
     of a problem as small as a probe.
     """
     dims = np.arange(problem.head_dim)
-    in_tiles = "partitions" in plan.numbers or "pieces" in plan.tables
+    in_tiles = "partitions" in plan.numbers or "segments" in plan.tables
     splits, cut = 1, lambda length: [np.arange(length)]
     if "splits" in plan.numbers:
         splits = plan.numbers["splits"]
@@ -82,7 +82,7 @@ def work_of(problem: Problem, plan: Plan) -> Work:
         def cut(length: int) -> list[np.ndarray]:
             return [np.arange(min(i * tokens, length), min((i + 1) * tokens, length)) for i in range(splits)]
 
-    if "pieces" in plan.tables:
+    if "segments" in plan.tables:
         tokens = int(plan.defines["TILE_TOKENS"])
         splits = max(1, -(-max(problem.context_lengths, default=0) // tokens))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labs_common.equal_runs import equal_runs, whole_sequences
+from labs_common.equal_runs import Runs, equal_runs, whole_sequences
 from labs_common.layouts import chunk_elements
 from labs_common.problem import FP8, Problem
 
@@ -18,6 +18,7 @@ TOKENS_PER_SPLIT = 256
 PARTITION_TOKENS = 512
 MAX_GROUP_SIZE = 16  # of stage 05: two sets of 8 query heads, each in the registers of one warp
 SHARED_WITHOUT_OPT_IN = 48 * 1024
+RING_WARPS = 8  # of a block, each with a ring
 RING_BYTES = 128 * 1024  # of a multiprocessor's shared memory for the rings of stage 06 on
 
 
@@ -219,7 +220,7 @@ def plan_async_ring(
         partition_tokens: of the context that a block attends to, a multiple of 32.
         ring_slots: tiles that a warp has in flight or in use; by default what ``RING_BYTES`` hold.
     """
-    warps, merge_rows = 8, 8  # as the kernel file has them
+    warps, merge_rows = RING_WARPS, 8  # as the kernel file has them
     _supports_ring(problem, device)
     bad = isinstance(partition_tokens, bool) or not isinstance(partition_tokens, int) or partition_tokens < 1
     if bad or partition_tokens % 32:
@@ -268,8 +269,6 @@ def plan_balanced(
     blocks: int | None = None,
     block_heads: int | None = None,
     ring_slots: int | None = None,
-    evict_first: bool = False,
-    whole: bool = False,
 ) -> Plan:
     """Blocks of 8 warps with equal runs of tiles, cut on the host; then a merge of what was cut (08).
 
@@ -278,62 +277,120 @@ def plan_balanced(
         block_heads: sets of up to 8 query heads that share a block's pages: 1, 2, 4 or 8, and a divisor of
             their number; by default 8 where that divides, else 1.
         ring_slots: tiles that a warp has in flight or in use; by default what ``RING_BYTES`` hold.
+    """
+    _supports_ring(problem, device)
+    groups, block_heads = _head_groups(problem, block_heads)
+    runs = _equal_runs(problem, groups, block_heads, _at_least_1("blocks", blocks, device.multiprocessors))
+    merge_rows = 8  # as the kernel file has them
+    merge = Launch(
+        f"{entry}_merge", (problem.query_heads, problem.batch, 1), (problem.head_dim // 4, merge_rows, 1)
+    )
+    plan = _planned(entry, problem, runs, block_heads, ring_slots, {"pieces": runs.pieces})
+    return _within(device, dataclasses.replace(plan, launches=(*plan.launches, merge)))
+
+
+def plan_memory_roof(
+    entry: str,
+    problem: Problem,
+    device: Device,
+    blocks: int | None = None,
+    block_heads: int | None = None,
+    ring_slots: int | None = None,
+    evict_first: bool = True,
+    whole: bool = False,
+    merge_rows: int | None = None,
+) -> Plan:
+    """As stage 08, with a merge of nothing but what was cut, or of nothing (09).
+
+    Args:
+        blocks: that share the work, by default one a multiprocessor.
+        block_heads: as for stage 08.
+        ring_slots: as for stage 08.
         evict_first: let L2 drop keys and values first, which nobody reads twice.
         whole: a block for every sequence and head group in place of equal runs.
+        merge_rows: threads that share a column in the merge; by default one for every four pieces.
     """
-    warps, merge_rows = 8, 8  # as the kernel file has them
     _supports_ring(problem, device)
-    defines, tile_bytes = _ring_defines(problem, warps, ring_slots)
-    head_sets = -(-problem.group_size // 8)
-    heads = -(-problem.group_size // head_sets)
-    sets = problem.kv_heads * head_sets
+    groups, block_heads = _head_groups(problem, block_heads)
+    if whole:
+        runs = whole_sequences(problem.context_lengths, groups)
+    else:
+        runs = _equal_runs(
+            problem, groups, block_heads, _at_least_1("blocks", blocks, device.multiprocessors)
+        )
+    if merge_rows is None:
+        most = int(runs.pieces[:, 1].max(initial=1))
+        merge_rows = min(8, 1 << (max(1, most // 4) - 1).bit_length())
+    _at_least_1("merge_rows", merge_rows, 1)
+    merges = runs.merges(groups)
+    table = merges if len(merges) else np.zeros((1, 4), np.int32)  # an array needs something in it
+    plan = _planned(entry, problem, runs, block_heads, ring_slots, {"merges": table})
+    defines = {**plan.defines, "EVICT_FIRST": int(evict_first), "MERGE_ROWS": merge_rows}
+    launches = plan.launches
+    if len(merges):
+        rows = block_heads * _set_heads(problem)
+        launches += (
+            Launch(f"{entry}_merge", (rows, len(merges), 1), (problem.head_dim // 4, merge_rows, 1)),
+        )
+    return _within(device, dataclasses.replace(plan, launches=launches, defines=defines))
+
+
+def _at_least_1(name: str, value: int | None, default: int) -> int:
+    """The value or its default; ValueError where it is no number of something."""
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+    return value
+
+
+def _set_heads(problem: Problem) -> int:
+    """Query heads of a set, which a warp attends for: a whole group, or half of one of more than 8."""
+    return -(-problem.group_size // -(-problem.group_size // 8))
+
+
+def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
+    """Groups of sets of heads that a block attends for, and the sets in one."""
+    sets = problem.kv_heads * -(-problem.group_size // 8)
     if block_heads is None:
-        block_heads = 1 if sets % warps else warps
+        block_heads = 1 if sets % RING_WARPS else RING_WARPS
     if block_heads not in (1, 2, 4, 8) or sets % block_heads:
         raise ValueError(
             f"block_heads={block_heads!r} must be 1, 2, 4 or 8 and divide the {sets} sets of heads"
         )
-    if blocks is None:
-        blocks = device.multiprocessors
-    if isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1:
-        raise ValueError(f"blocks={blocks!r} must be a whole number of at least 1")
-    groups = sets // block_heads
-    if whole:
-        runs = whole_sequences(problem.context_lengths, groups)
-    else:
-        tile_tokens = int(defines["TILE_TOKENS"])
-        runs = equal_runs(problem.context_lengths, groups, blocks, tile_tokens, block_heads * heads)
-    launches = [
-        Launch(
-            entry,
-            (len(runs.block_segments) - 1, 1, 1),
-            (warps * WARP_SIZE, 1, 1),
-            warps * (int(defines["RING_SLOTS"]) * tile_bytes + 4 * heads * problem.head_dim),
-        ),
-        Launch(
-            f"{entry}_merge",
-            (problem.query_heads, problem.batch, 1),
-            (problem.head_dim // 4, merge_rows, 1),
-        ),
-    ]
+    return sets // block_heads, block_heads
+
+
+def _equal_runs(problem: Problem, groups: int, block_heads: int, blocks: int) -> Runs:
+    rows = block_heads * _set_heads(problem)
+    return equal_runs(problem.context_lengths, groups, blocks, _tile_tokens(problem), rows)
+
+
+def _planned(
+    entry: str,
+    problem: Problem,
+    runs: Runs,
+    block_heads: int,
+    ring_slots: int | None,
+    tables: dict[str, np.ndarray],
+) -> Plan:
+    """The attention of stages 08 and 09; what merges it is theirs."""
+    defines, tile_bytes = _ring_defines(problem, RING_WARPS, ring_slots)
     defines["BLOCK_HEADS"] = block_heads
-    defines["EVICT_FIRST"] = int(evict_first)
     if problem.dtype != "float32":
         defines["MMA_TYPE"] = "bf16" if problem.dtype == "bfloat16" else "f16"
-    rows = max(1, runs.partials)
-    return _within(
-        device,
-        Plan(
-            tuple(launches),
-            defines,
-            {"part": (rows, 2), "values": (rows, problem.head_dim)},
-            {"value_scale": float(problem.value_scale)},
-            tables={
-                "segments": runs.segments,
-                "block_segments": runs.block_segments,
-                "pieces": runs.pieces,
-            },
-        ),
+    value_bytes = 4 * _set_heads(problem) * problem.head_dim
+    shared_bytes = RING_WARPS * (int(defines["RING_SLOTS"]) * tile_bytes + value_bytes)
+    grid = (len(runs.block_segments) - 1, 1, 1)
+    return Plan(
+        (Launch(entry, grid, (RING_WARPS * WARP_SIZE, 1, 1), shared_bytes),),
+        defines,
+        {"part": (max(1, runs.partials), 2), "values": (max(1, runs.partials), problem.head_dim)},
+        {"value_scale": float(problem.value_scale)},
+        tables={
+            "segments": runs.segments,
+            "block_segments": runs.block_segments,
+            **tables,
+        },
     )
 
 
@@ -356,9 +413,14 @@ def _supports_ring(problem: Problem, device: Device) -> None:
         raise ValueError(f"page_size={problem.page_size}: this stage takes 8 and multiples of 16")
 
 
+def _tile_tokens(problem: Problem) -> int:
+    """Rows of a ring's tile: those of a matrix for tensor cores, or what lanes hold in fp32."""
+    return 8 if problem.dtype == "float32" else 16
+
+
 def _ring_defines(problem: Problem, warps: int, ring_slots: int | None) -> tuple[dict[str, int | str], int]:
     """The macros of ``page_ring.cuh``, and the bytes of a tile."""
-    tile_tokens = 8 if problem.dtype == "float32" else 16
+    tile_tokens = _tile_tokens(problem)
     tile_bytes = tile_tokens * problem.head_dim * problem.itemsize
     if ring_slots is None:
         ring_slots = min(4, max(2, RING_BYTES // (warps * tile_bytes)))

@@ -22,8 +22,7 @@ from labs_common.layouts import cache_shapes, to_nhd
 from labs_common.plans import Plan
 from labs_common.problem import FP8, Problem, storage_dtype
 from labs_common.reference import Reference, attend
-from labs_common.roof import ROOF
-from labs_common.stages import Stage, find_stage
+from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, time_gpu
 
 SAMPLES = 65536  # of the numbers that caches and queries are drawn from
@@ -148,18 +147,17 @@ def contenders(problem: Problem, engine: Engine) -> list[Contender]:
             print(f"{problem.name} {problem.dtype}, {label}: {error}")
 
     add("05", find_stage("05"))
-    ring, mma, balanced = ROOF
+    ring, mma, balanced, last = ROOF
     for stage in (ring, mma):
         for tokens in (512, 1024, 2048):
             add(f"{stage.id[:2]}, partition {tokens}", stage, partition_tokens=tokens)
+    add("08", balanced)
     sets = problem.kv_heads * -(-problem.group_size // 8)
-    for block_heads in {1, 8 if sets % 8 == 0 else 4}:
-        for slots in (2, 3, 4):
-            for evict_first, whole in ((False, False), (True, False), (True, True)):
-                label = f"08, {block_heads} heads a block, {slots} slots"
-                label += ", evict first" * evict_first + ", whole" * whole
-                options = {"block_heads": block_heads, "ring_slots": slots}
-                add(label, balanced, **options, evict_first=evict_first, whole=whole)
+    for block_heads in (heads for heads in (1, 4, 8) if sets % heads == 0):
+        for slots in (2, 3, 4, 6):
+            for whole in (False, True):
+                label = f"09, {block_heads} heads a block, {slots} slots" + ", whole" * whole
+                add(label, last, block_heads=block_heads, ring_slots=slots, whole=whole)
     return found
 
 

@@ -15,9 +15,8 @@ from labs_common.metrics import value
 from labs_common.plans import Device
 from labs_common.problem import Problem
 from labs_common.reference import reference
-from labs_common.roof import ROOF
 from labs_common.source import KERNELS
-from labs_common.stages import find_stage
+from labs_common.stages import ROOF, find_stage
 
 by_id = pytest.mark.parametrize("stage", ROOF, ids=lambda s: s.id)
 LENGTHS = (0, 1, 15, 16, 17, 130, 545)
@@ -31,7 +30,7 @@ SHAPES = {
 }
 CASES = [(stage, dtype, shape) for stage in ROOF for dtype in stage.dtypes for shape in SHAPES[dtype]]
 # Machine code for the simulator takes seconds a kernel: each dtype and shape once, over the stages.
-SIMULATED = [CASES[number] for number in (0, 2, 4, 7, 10, 11, 14, 16, 18, 20, 25, 27)]
+SIMULATED = [CASES[number] for number in (0, 2, 4, 7, 10, 11, 14, 16, 18, 25, 32, 39)]
 
 
 def case_id(case):
@@ -66,7 +65,7 @@ def test_the_header_block_is_that_of_the_stages(stage):
     header = text[: text.index("*/")]
     assert [field for field in fields if f"\n   {field}" in header] == list(fields)
     assert re.search(rf"__launch_bounds__\(\w+\)\s+{stage.entry}\(", text)
-    assert text.count("// BEGIN SOLUTION") == text.count("// END SOLUTION") == 1
+    assert text.count("// BEGIN SOLUTION") == text.count("// END SOLUTION") >= 1
 
 
 @pytest.mark.parametrize("case", SIMULATED, ids=case_id)
@@ -117,11 +116,15 @@ def test_any_cut_of_the_work(simulator, blocks, block_heads):
     assert verdict.ok, verdict.diagnosis
 
 
-@pytest.mark.parametrize("options", [{"whole": True}, {"evict_first": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"whole": True}, {"whole": True, "block_heads": 1}, {"evict_first": False}, {"merge_rows": 3}],
+    ids=str,
+)
 def test_other_plans(simulator, options):
     problem = problem_of("float16", SHAPES["float16"][0], LENGTHS)
 
-    verdict = verdict_of(simulator, ROOF[2], problem, **options)
+    verdict = verdict_of(simulator, ROOF[3], problem, **options)
 
     assert verdict.ok, verdict.diagnosis
 
