@@ -183,8 +183,10 @@ class Engine:
         kernels = {launch.entry: module.get_function(launch.entry) for launch in plan.launches}
         for launch in plan.launches:
             # The limit is of static and dynamic memory together; to opt in below it changes nothing.
-            if launch.shared_bytes > SHARED_WITHOUT_OPT_IN // 2:
-                kernels[launch.entry].max_dynamic_shared_size_bytes = launch.shared_bytes
+            # Nor may it shrink: calls of other plans share the kernel.
+            kernel = kernels[launch.entry]
+            if launch.shared_bytes > max(SHARED_WITHOUT_OPT_IN // 2, kernel.max_dynamic_shared_size_bytes):
+                kernel.max_dynamic_shared_size_bytes = launch.shared_bytes
         output = self.poisoned(tuple(arrays["query"].shape), storage_dtype(problem.query_dtype), "output")
         scratch = {name: self.poisoned(shape, np.float32, name) for name, shape in plan.scratch.items()}
         scratch |= {name: self.xp.zeros(shape, dtype=np.int32) for name, shape in plan.counters.items()}
