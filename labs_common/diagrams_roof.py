@@ -43,7 +43,7 @@ def ring(slots: int, tiles: int = 4) -> Chart:
     chart.description = (
         f"Steps from left to right, {slots} slots from top to bottom. In step 0 slot 0 holds keys of tile 0 "
         f"and is used (blue) while the other {slots - 1} slots are being filled (orange). In each step the "
-        "slot that was used before is filled with the next tile that has no slot yet, keys and values by turns."
+        "slot that was used before is filled with the next tile that has none yet, keys and values by turns."
     )
     return chart
 

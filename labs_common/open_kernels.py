@@ -18,7 +18,7 @@ from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
 from labs_common.plans import Device
 from labs_common.predictions import COUNTED, count_stages
-from labs_common.problem import LAYOUTS, PRESETS, Problem
+from labs_common.problem import FP8, LAYOUTS, PRESETS, Problem
 from labs_common.source import BEGIN, Source, regions
 from labs_common.stages import ALL_STAGES, Stage, find_stage
 from labs_common.variants import VARIANTS
@@ -28,14 +28,26 @@ _RESOURCES = "resources.json"
 STUDIED_SIZES = (256, 512, 768, 1024, 1536, 2048)  # partitions in tokens, of the recorded study
 _COUNTED_PRESETS = ("tiny", "ragged")
 _COUNTED_HALF = "ragged-float16"
+GROWING = (256, 512)  # tokens: within one partition of stages 05 to 07
 _SHORTENED = PRESETS["long"].replace(context_lengths=(1_300,), name="long, shortened")
 _SHORT = PRESETS["long"].replace(context_lengths=(600,), name="600 tokens")
+
+
+def growing(tokens: int, dtype: str) -> Problem:
+    """A context that two counts of it tell what one more token costs."""
+    return Problem(32, 8, 128, 16, (tokens,), dtype, name=f"{tokens} tokens, {dtype}")
+
 
 # The problems that notebooks count kernels on, by the name of their table.
 COUNTED_PROBLEMS: dict[str, Problem] = {
     **{name: PRESETS[name] for name in _COUNTED_PRESETS},
     _COUNTED_HALF: PRESETS["ragged"].replace(dtype="float16", name=_COUNTED_HALF),
     "shortened_fp32": _SHORTENED.replace(dtype="float32", name="long, shortened, fp32"),
+    **{
+        f"{tokens}_tokens_{dtype}": growing(tokens, dtype)
+        for tokens in GROWING
+        for dtype in ("float32", "float16", FP8)
+    },
     **{f"600_tokens_{layout}": _SHORT.replace(layout=layout) for layout in LAYOUTS},
 }
 
