@@ -12,6 +12,7 @@ from labs_common.diagnose import Diagnosis, diagnose_kernel
 from labs_common.engines import Engine, LaunchError
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
+from labs_common.plans import Device, Plan
 from labs_common.problem import FP8, PRESETS, Problem
 from labs_common.reference import reference
 from labs_common.simt.errors import Fault, Finding, SimulationError
@@ -36,6 +37,7 @@ ROOF_PROBLEMS: tuple[Problem, ...] = (
     Problem(12, 1, 64, 8, (35, 530), "float16", "HND", name="large group, HND"),
     Problem(8, 2, 128, 32, (1, 600), FP8, name="fp8 cache", key_scale=0.5, value_scale=1.5),
 )
+FEW_BLOCKS = 3
 
 
 def check_problems(stage: Stage) -> tuple[Problem, ...]:
@@ -43,6 +45,18 @@ def check_problems(stage: Stage) -> tuple[Problem, ...]:
     if stage not in ROOF:
         return CHECK_PROBLEMS
     return (*(stage.typed(problem) for problem in ROOF_PROBLEMS[:3]), *ROOF_PROBLEMS[3:])
+
+
+def check_plan(stage: Stage, problem: Problem, device: Device) -> Plan:
+    """A stage's launches for a problem of a check.
+
+    Where the host plans runs for all multiprocessors, a small problem gives each block a single tile; all but
+    the smallest are cut for few blocks, so that a block has several segments and a segment several tiles.
+    """
+    plan = stage.plan(problem, device)
+    if "segments" not in plan.tables or problem == stage.typed(CHECK_PROBLEMS[0]):
+        return plan
+    return stage.plan(problem, device, blocks=FEW_BLOCKS)
 
 
 @dataclass(frozen=True)
@@ -143,7 +157,7 @@ def check(
 def _run(source: Source, stage: Stage, engine: Engine, problem: Problem, seed: int) -> Result:
     inputs = make_inputs(problem, seed)
     try:
-        outcome = engine.run(stage, problem, inputs, source)
+        outcome = engine.run(stage, problem, inputs, source, check_plan(stage, problem, engine.device))
     except Fault as error:
         return Result(problem, None, (error.finding,), error=str(error))
     except (LaunchError, SimulationError) as error:

@@ -201,6 +201,19 @@ def partial_bytes(problem: Problem, plan: Plan) -> int:
     return 2 * 4 * rows * (problem.head_dim + 2)
 
 
+def dealt(loads: Sequence[int], resident: int) -> np.ndarray:
+    """What each place on the GPU gets where blocks start in order, each at the place that is free first.
+
+    Args:
+        loads: of the blocks.
+        resident: blocks that are on the GPU at a time.
+    """
+    places = np.zeros(resident)
+    for load in loads:
+        places[places.argmin()] += load
+    return places
+
+
 @styled
 def block_loads(loads: Mapping[str, Sequence[int]], resident: int) -> Chart:
     """How much each multiprocessor gets to do where blocks are dealt out in order, a panel for each plan.
@@ -212,10 +225,7 @@ def block_loads(loads: Mapping[str, Sequence[int]], resident: int) -> Chart:
     chart = new_chart(1.1 + 1.15 * len(loads), f"Tokens that go through each of {resident} places on the GPU")
     told = []
     for axes, (name, blocks) in zip(np.atleast_1d(chart.subplots(len(loads), 1)), loads.items(), strict=True):
-        places = np.zeros(resident)
-        for block in blocks:  # each goes to the place that is free first
-            places[places.argmin()] += block
-        places = np.sort(places)[::-1]
+        places = np.sort(dealt(blocks, resident))[::-1]
         axes.bar(np.arange(resident), places, width=1.0, color=COLOURS[0], edgecolor="white", linewidth=0.3)
         axes.axhline(places.mean(), color=COLOURS[1], linewidth=1.2)
         share = 100 * places.mean() / places.max()
