@@ -14,7 +14,9 @@ from labs_common.console import open_console
 from labs_common.problem import PRESETS, find_problem
 from labs_common.stages import STAGES, find_stage
 
-app = typer.Typer(help="Long measurements: the simulator's speed, fuzzing, grading.", no_args_is_help=True)
+app = typer.Typer(
+    help="Long measurements: the simulator's speed, fuzzing, grading, public kernels.", no_args_is_help=True
+)
 console = open_console()
 
 
@@ -139,3 +141,55 @@ def grading(
     for mistake in found.mistakes[:20]:
         console.print(f"  {mistake}", markup=False)
     raise typer.Exit(0 if found.ok else 1)
+
+
+@app.command()
+def peers(
+    shape: Annotated[
+        list[str] | None, typer.Option(help="one of S1, S1r, S2, S3, S4; may be repeated; all by default")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="of the cache: float16, float8_e4m3fn or float32; all by default")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write what was measured")] = None,
+    chart: Annotated[Path | None, typer.Option(help="draw it as PNG")] = None,
+    replay: Annotated[Path | None, typer.Option(help="show such a JSON file in place of measuring")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="measurements of each")] = 21,
+) -> None:
+    """The last stages beside public kernels (FlashInfer, cuDNN, torch and others) on this GPU."""
+    from labs_common import peer_bench
+    from labs_common.peers import OURS
+    from labs_common.roof_bench import SHAPES
+
+    for chosen, allowed in ((shape, tuple(SHAPES)), (dtype, peer_bench.DTYPES)):
+        for name in chosen or ():
+            if name not in allowed:
+                raise ValueError(f"{name!r}: allowed are {', '.join(allowed)}")
+    if replay is not None:
+        found = peer_bench.read(replay)
+        console.print(peer_bench.table(found["rows"]))
+    else:
+        words = [
+            "palab bench peers",
+            *(f"--shape {s}" for s in shape or ()),
+            *(f"--dtype {d}" for d in dtype or ()),
+        ]
+        found = peer_bench.measure_all(
+            shape or tuple(SHAPES),
+            dtype or peer_bench.DTYPES,
+            " ".join(words),
+            rounds,
+            console,
+            lambda so_far: peer_bench.write(so_far, json_file) if json_file else None,
+        )
+    for line in peer_bench.reasons(found["missing"]):
+        console.print(f"not measured: {line}", markup=False, highlight=False, soft_wrap=True)
+    if json_file:
+        peer_bench.write(found, json_file)
+    if chart:
+        from labs_common.chart_peers import peer_chart
+
+        chart.parent.mkdir(parents=True, exist_ok=True)
+        chart.write_bytes(peer_chart(found).png())
+    wrong = [row for row in found["rows"] if row["kind"] == OURS and not row["right"]]
+    raise typer.Exit(1 if wrong else 0)

@@ -1,4 +1,5 @@
-"""Kernels on the way to the roof, timed on a GPU: ``python -m labs_common.roof_bench FILE [SHAPE…]``.
+"""Kernels on the way to the roof, timed on a GPU: ``python -m labs_common.roof_bench FILE [SHAPE…]``, or
+``FILE random COUNT SEED`` for shapes that nobody chose.
 
 Every table is one interleaved run with its own read ceiling. Keys, values and queries are made on the GPU and
 held against the reference there: the host would take minutes for caches of gigabytes.
@@ -25,6 +26,7 @@ from labs_common.reference import Reference, attend
 from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, time_gpu
 
+L2_BYTES = 256 << 20  # read before each measurement: more than any L2 cache holds
 SAMPLES = 65536  # of the numbers that caches and queries are drawn from
 RAGGED = np.random.default_rng(1)
 # Decode with one query token a sequence, pages of 16: the shapes on which public kernels were measured.
@@ -39,6 +41,29 @@ SHAPES: dict[str, Problem] = {
     )
 }
 Contender = tuple[str, Stage, Plan]
+
+
+def random_shapes(count: int, seed: int = 0) -> list[Problem]:
+    """Problems of every kind that stage 09 takes, with 30 MB to 1.5 GB of keys and values."""
+    random = np.random.default_rng(seed)
+    found: list[Problem] = []
+    while len(found) < count:
+        kv_heads, group = int(random.choice((1, 2, 4, 5, 8, 16))), int(random.integers(1, 17))
+        batch, longest = int(2 ** random.uniform(0, 9)), int(2 ** random.uniform(6, 17))
+        shortest = longest if random.random() < 0.4 else 1
+        problem = Problem(
+            kv_heads * group,
+            kv_heads,
+            int(random.choice((64, 96, 128, 192, 256))),
+            int(random.choice((8, 16, 32, 64))),
+            tuple(int(n) for n in random.integers(shortest, longest + 1, batch)),
+            str(random.choice(("float32", "float16", "bfloat16", FP8))),
+            str(random.choice(("NHD", "HND"))),
+            name=f"random {seed}.{len(found)}",
+        )
+        if 30e6 < problem.minimum_bytes < 1.5e9:
+            found.append(problem)
+    return found
 
 
 class UncheckedGpu(GpuEngine):
@@ -147,17 +172,16 @@ def contenders(problem: Problem, engine: Engine) -> list[Contender]:
             print(f"{problem.name} {problem.dtype}, {label}: {error}")
 
     add("05", find_stage("05"))
-    ring, mma, balanced, last = ROOF
-    for stage in (ring, mma):
-        for tokens in (512, 1024, 2048):
-            add(f"{stage.id[:2]}, partition {tokens}", stage, partition_tokens=tokens)
-    add("08", balanced)
+    for stage in ROOF:
+        add(stage.id[:2], stage)
     sets = problem.kv_heads * -(-problem.group_size // 8)
-    for block_heads in (heads for heads in (1, 4, 8) if sets % heads == 0):
+    for block_heads in (heads for heads in (1, 2, 4, 8) if sets % heads == 0):
         for slots in (2, 3, 4, 6):
-            for whole in (False, True):
-                label = f"09, {block_heads} heads a block, {slots} slots" + ", whole" * whole
-                add(label, last, block_heads=block_heads, ring_slots=slots, whole=whole)
+            for whole, evict_first in ((False, True), (True, True), (True, False)):
+                label = f"09, {block_heads} heads a block, {slots} slots"
+                label += ", whole" * whole + ", not evicted first" * (not evict_first)
+                options = {"block_heads": block_heads, "ring_slots": slots}
+                add(label, ROOF[-1], **options, evict_first=evict_first, whole=whole)
     return found
 
 
@@ -185,7 +209,8 @@ def measure(
             bound.pop(label, None)
             print(f"{label}: {type(error).__name__}: {str(error)[:400]}")
     nbytes = ceiling_bytes(engine)
-    timings = time_gpu(xp, {**bound, **ceiling_calls(engine, nbytes)}, rounds)
+    plain_read = next(iter(ceiling_calls(engine, L2_BYTES).values()))[0]
+    timings = time_gpu(xp, {**bound, **ceiling_calls(engine, nbytes)}, rounds, between=plain_read)
     ceiling = ceiling_of(timings, nbytes)
     for label, calls in bound.items():
         verdict = compare(engine.read(calls[0], problem), expected, weights[label])
@@ -211,7 +236,10 @@ def main(arguments: list[str]) -> int:
     """Write one table of all shapes and dtypes; 1 where an output is wrong."""
     file, *names = arguments
     engine = UncheckedGpu()
-    problems = [SHAPES[n].replace(dtype=d) for n in names or SHAPES for d in ("float16", FP8, "float32")]
+    if names[:1] == ["random"]:
+        problems = random_shapes(*map(int, names[1:]))
+    else:
+        problems = [SHAPES[n].replace(dtype=d) for n in names or SHAPES for d in ("float16", FP8, "float32")]
     compared = [contenders(problem, engine) for problem in problems]
     engine.build(itertools.chain(*compared))
     tables = []
