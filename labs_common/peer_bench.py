@@ -21,9 +21,8 @@ from labs_common.peers import OURS, Missing, Ready, Setting
 from labs_common.problem import FP8, Problem
 from labs_common.provenance import gpu_provenance
 from labs_common.reference import Reference
-from labs_common.roof import ROOF
 from labs_common.roof_bench import SHAPES, UncheckedGpu, device_inputs, device_reference
-from labs_common.stages import find_stage
+from labs_common.stages import ROOF, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, time_gpu
 
 DTYPES = ("float16", FP8, "float32")
