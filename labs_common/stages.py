@@ -154,7 +154,7 @@ ROOF: tuple[Stage, ...] = (
         folder="roof",
     ),
 )
-ALL_STAGES: tuple[Stage, ...] = (*STAGES, *ROOF)
+ALL_STAGES: tuple[Stage, ...] = (*STAGES, *(s for s in ROOF if s.path.exists()))  # editions leave some out
 
 
 def stage_before(stage: Stage) -> Stage | None:
