@@ -56,7 +56,8 @@ def check_plan(stage: Stage, problem: Problem, device: Device) -> Plan:
     plan = stage.plan(problem, device)
     if "segments" not in plan.tables or problem == stage.typed(CHECK_PROBLEMS[0]):
         return plan
-    return stage.plan(problem, device, blocks=FEW_BLOCKS)
+    runs = {"whole": False} if "merges" in plan.tables else {}
+    return stage.plan(problem, device, blocks=FEW_BLOCKS, **runs)
 
 
 @dataclass(frozen=True)

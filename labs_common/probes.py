@@ -67,6 +67,8 @@ class Probe:
             options["splits"] = self.splits
         if "partitions" in numbers:
             options["partition_tokens"] = self.partition_tokens
+        if "merges" in stage.plan(self.problem, device).tables:
+            options["whole"] = False  # so that there is something to merge
         return stage.plan(self.problem, device, **options)
 
 
