@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from labs_common.check import CHECK_PROBLEMS, Report
+from labs_common.check import Report
 from labs_common.check import check as check_source
 from labs_common.course import Exercise, Step, exercise_of
 from labs_common.engines import Engine, open_engine
@@ -262,7 +262,7 @@ def check(stage: str | int, engine: Engine | None = None, folder: Path = OWN_KER
 
     console = Console(width=110)
     chosen = find_stage(stage)
-    report = check_source(own_source(chosen, folder), chosen, engine or open_engine("auto"), CHECK_PROBLEMS)
+    report = check_source(own_source(chosen, folder), chosen, engine or open_engine("auto"))
     print_report(report, console)
     print_steps(report, console)
     return report

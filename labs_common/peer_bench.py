@@ -22,9 +22,8 @@ from labs_common.plans import Device, Plan
 from labs_common.problem import FP8, Problem
 from labs_common.provenance import gpu_provenance
 from labs_common.reference import Reference
-from labs_common.roof import ROOF
 from labs_common.roof_bench import SHAPES, UncheckedGpu, device_inputs, device_reference
-from labs_common.stages import Stage, find_stage
+from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
 DTYPES = ("float16", FP8, "float32")

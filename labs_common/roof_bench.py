@@ -23,8 +23,7 @@ from labs_common.layouts import cache_shapes, to_nhd
 from labs_common.plans import Plan
 from labs_common.problem import FP8, Problem, storage_dtype
 from labs_common.reference import Reference, attend
-from labs_common.roof import ROOF
-from labs_common.stages import Stage, find_stage
+from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
 SAMPLES = 65536  # of the numbers that caches and queries are drawn from

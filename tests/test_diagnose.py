@@ -12,7 +12,7 @@ from labs_common.faults import FAULTS, probe_models
 from labs_common.probes import PROBES
 from labs_common.problem import Problem
 from labs_common.source import Source
-from labs_common.stages import STAGES, find_stage
+from labs_common.stages import ALL_STAGES, find_stage
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
@@ -82,7 +82,7 @@ def test_an_honest_variant_has_no_fault(simulator, number, name, edits):
     assert diagnose_kernel(source, stage, simulator) is None
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.id)
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
 def test_the_labs_own_kernels_have_none(simulator, stage):
     assert diagnose_kernel(stage.source(), stage, simulator) is None
 

@@ -15,10 +15,9 @@ from labs_common.metrics import value
 from labs_common.plans import Device
 from labs_common.problem import DTYPES, Problem
 from labs_common.reference import reference
-from labs_common.roof import ROOF
 from labs_common.roof_choice import choices
 from labs_common.source import KERNELS
-from labs_common.stages import find_stage
+from labs_common.stages import ROOF, find_stage
 
 by_id = pytest.mark.parametrize("stage", ROOF, ids=lambda s: s.id)
 LENGTHS = (0, 1, 15, 16, 17, 130, 545)
@@ -67,7 +66,7 @@ def test_the_header_block_is_that_of_the_stages(stage):
     header = text[: text.index("*/")]
     assert [field for field in fields if f"\n   {field}" in header] == list(fields)
     assert re.search(rf"__launch_bounds__\(\w+\)\s+{stage.entry}\(", text)
-    assert text.count("// BEGIN SOLUTION") == text.count("// END SOLUTION") == 1
+    assert text.count("// BEGIN SOLUTION") == text.count("// END SOLUTION") >= 1
 
 
 @pytest.mark.parametrize("case", SIMULATED, ids=case_id)
