@@ -12,9 +12,8 @@ from labs_common.compare import compare
 from labs_common.engines import SimulatorEngine
 from labs_common.inputs import make_inputs
 from labs_common.reference import reference
-from labs_common.roof import ROOF
 from labs_common.source import Source
-from labs_common.stages import STAGES, find_stage
+from labs_common.stages import ROOF, STAGES, find_stage
 
 BUGS, HONEST = bugs.bugs(), bugs.honest()
 both = pytest.mark.parametrize("core", ["numpy", "llvm"])
