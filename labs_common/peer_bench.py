@@ -17,12 +17,13 @@ from rich.table import Table
 
 from labs_common import peers
 from labs_common.compare import compare
+from labs_common.known_shapes import SHAPES
 from labs_common.peers import OURS, Missing, Ready, Setting
 from labs_common.plans import Device, Plan
 from labs_common.problem import FP8, Problem
 from labs_common.provenance import gpu_provenance
 from labs_common.reference import Reference
-from labs_common.roof_bench import SHAPES, UncheckedGpu, device_inputs, device_reference
+from labs_common.roof_bench import UncheckedGpu, device_inputs, device_reference
 from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 

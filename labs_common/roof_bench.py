@@ -19,6 +19,7 @@ import pandas as pd
 
 from labs_common.compare import compare
 from labs_common.engines import Engine, GpuEngine, plain
+from labs_common.known_shapes import SHAPES
 from labs_common.layouts import cache_shapes, to_nhd
 from labs_common.plans import Plan
 from labs_common.problem import FP8, Problem, storage_dtype
@@ -27,18 +28,6 @@ from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
 SAMPLES = 65536  # of the numbers that caches and queries are drawn from
-RAGGED = np.random.default_rng(1)
-# Decode with one query token a sequence, pages of 16: the shapes on which public kernels were measured.
-SHAPES: dict[str, Problem] = {
-    problem.name: problem
-    for problem in (
-        Problem(32, 8, 128, 16, (4096,) * 64, name="S1"),
-        Problem(32, 8, 128, 16, tuple(int(n) for n in RAGGED.integers(1, 8193, 64)), name="S1r"),
-        Problem(24, 4, 256, 16, (100_000,), name="S2"),
-        Problem(32, 8, 128, 16, (1024,) * 256, name="S3"),
-        Problem(32, 8, 128, 16, (32_768,) * 16, name="S4"),
-    )
-}
 Contender = tuple[str, Stage, Plan]
 
 
