@@ -2,8 +2,8 @@
 
 Costs are microseconds of one multiprocessor of an H200, beyond those it takes to read its part of the keys
 and values. They were fitted to 2,500 timings on that GPU (``data/roof``): the five known shapes and 66 random
-ones, each with every choice below; ``roof_regret`` says how far the choice is from the best. A GPU with slower
-memory has about the same waiting times and more microseconds of reading.
+ones, each with every choice below; ``roof_regret`` says how far the choice is from the best. A GPU with
+slower memory has about the same waiting times and more microseconds of reading.
 """
 
 from __future__ import annotations
