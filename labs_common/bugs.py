@@ -2,7 +2,7 @@
 
 A folder of ``tests/bugs`` (``tests/bugs/honest``) holds ``bug.toml``:
 
-- ``stage`` (a stage's or a variant's id) and ``about``, the bug in a sentence;
+- ``stage`` (the id of a stage, a variant or a roof kernel) and ``about``, the bug in a sentence;
 - ``[problem]``, the fields of ``Problem``; ``pool_pages`` for a larger cache of zeros;
 - ``[[edit]]``, ``find`` and ``replace`` once in the stage's kernel; or the folder's own ``kernel.cu``;
 - ``[[input]]``, ``array``, ``index`` and ``value``: what is wrong with the inputs;
@@ -110,7 +110,7 @@ def read_case(folder: Path) -> Case:
             names folder and text.
     """
     table = tomllib.loads((folder / "bug.toml").read_text(encoding="utf-8"))
-    stage = next(s for s in (*ALL_STAGES, *VARIANTS) if s.id == table["stage"] or s.id[:2] == table["stage"])
+    stage = next(s for s in (*ALL_STAGES, *VARIANTS) if table["stage"] in (s.id, s.id[:2]))
     own = folder / "kernel.cu"
     source = Source(f"{stage.id}.cu", own.read_text(encoding="utf-8")) if own.exists() else stage.source()
     for edit in table.get("edit", ()):

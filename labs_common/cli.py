@@ -210,16 +210,21 @@ def record(
     out: Annotated[Path, typer.Option(help="folder in which a folder for this GPU is made")] = Path(
         "data/recorded"
     ),
+    tables_only: Annotated[bool, typer.Option(help="keep the figures, not the reports")] = False,
 ) -> None:
     """Profile stages with Nsight Compute into a set that others can replay."""
     from labs_common import record as recording
+    from labs_common.known_shapes import PROFILED
 
-    unknown = sorted(set(problem or ()) - set(recording.PROBLEMS))
+    known = recording.PROBLEMS | PROFILED
+    unknown = sorted(set(problem or ()) - set(known))
     if unknown:
-        raise ValueError(f"problem {unknown[0]!r}: a set has {', '.join(recording.PROBLEMS)}")
+        raise ValueError(f"problem {unknown[0]!r}: a set has {', '.join(known)}")
     chosen = [find_stage(name) for name in stages] if stages else list(ALL_STAGES)
-    problems = [p for name, p in recording.PROBLEMS.items() if not problem or name in problem]
-    target = recording.record(chosen, problems, out, _command(), on_progress=console.print)
+    problems = [known[name] for name in problem] if problem else list(recording.PROBLEMS.values())
+    target = recording.record(
+        chosen, problems, out, _command(), on_progress=console.print, keep_reports=not tables_only
+    )
     console.print(f"recorded in {target}")
 
 
@@ -249,9 +254,10 @@ def simulate(
 
 def _find_problem(name: str) -> Problem:
     """A preset, or a problem of the recorded sets."""
+    from labs_common.known_shapes import PROFILED
     from labs_common.recorded import PROBLEMS
 
-    known = PRESETS | PROBLEMS
+    known = PRESETS | PROBLEMS | PROFILED
     if name not in known:
         raise ValueError(f"problem {name!r}: allowed are {', '.join(known)}")
     return known[name]

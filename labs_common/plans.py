@@ -299,7 +299,7 @@ def plan_memory_roof(
     ring_slots: int | None = None,
     evict_first: bool | None = None,
     whole: bool | None = None,
-    merge_rows: int = 1,
+    merge_rows: int | None = None,
 ) -> Plan:
     """As stage 08, with a merge of nothing but what was cut, or of nothing (09).
 
@@ -311,7 +311,7 @@ def plan_memory_roof(
         ring_slots: as for stage 08.
         evict_first: let L2 drop keys and values first, which nobody reads twice.
         whole: a block for every sequence and head group in place of equal runs.
-        merge_rows: threads that share a column in the merge.
+        merge_rows: threads that share a column in the merge, by default one for every four pieces.
     """
     _supports_ring(problem, device)
     if block_heads is not None:
@@ -335,7 +335,8 @@ def plan_memory_roof(
         runs = _equal_runs(
             problem, groups, block_heads, _at_least_1("blocks", blocks, device.multiprocessors)
         )
-    _at_least_1("merge_rows", merge_rows, 1)
+    most = int(runs.pieces[:, 1].max(initial=1))
+    merge_rows = _at_least_1("merge_rows", merge_rows, min(8, 1 << (max(1, most // 4) - 1).bit_length()))
     merges = runs.merges(groups)
     table = merges if len(merges) else np.zeros((1, 4), np.int32)  # an array needs something in it
     plan = _planned(entry, problem, runs, block_heads, best.ring_slots, {"merges": table})

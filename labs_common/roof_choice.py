@@ -1,7 +1,7 @@
 """How stage 09 splits its work: a cost for every way, and the cheapest.
 
 Costs are microseconds of one multiprocessor of an H200, beyond those it takes to read its part of the keys
-and values. They were fitted to 1,600 timings on that GPU: the five known shapes of ``roof_bench`` and 36
+and values. They were fitted to 3,000 timings on that GPU: the five known shapes of ``roof_bench`` and 66
 random ones, each with every choice below. A GPU with slower memory has about the same waiting times and more
 microseconds of reading.
 """
@@ -18,15 +18,16 @@ from labs_common.problem import FP8, Problem
 
 BYTES_PER_US = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
 
-IMBALANCE = 1.3  # of the reading time that the fullest multiprocessor has beyond the mean
-BLOCK_ONLY = 1.7  # first and last tiles of a block that has a multiprocessor for itself
-BLOCK_AFTER, BLOCK_BESIDE = 4.4, 0.9  # of several: one after the other, or two at a time
-BLOCK_WARP = 0.04  # of that, for each further warp with the same heads
-CUT = 21.0  # partials of the last tiles, the merge's launch and its wait for all of them
-SEGMENT = 2.5  # queries and output of one in a run
-SEGMENT_WARP = 0.04  # for each further warp with the same heads
+IMBALANCE = 1.45  # of the reading time that the fullest multiprocessor has beyond the mean
+BLOCK_ONLY = 1.9  # first and last tiles of a block that has a multiprocessor for itself
+BLOCK_AFTER, BLOCK_BESIDE = 3.5, 1.1  # of several: one after the other, or two at a time
+BLOCK_WARP = 0.02  # of that, for each further warp with the same heads
+AGAIN_BESIDE = 0.55  # of the reading time, where two blocks read the same at about the same time
+CUT = 19.0  # partials of the last tiles, the merge's launch and its wait for all of them
+SEGMENT = 2.8  # queries and output of one in a run
+SEGMENT_WARP = 0.02  # for each further warp with the same heads
 PARTIAL = 0.7  # of the time to write and read partials
-LONG_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
+KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 
 @dataclass(frozen=True)
@@ -70,12 +71,11 @@ def choices(
     def fits(slots: int, blocks: int) -> bool:
         return blocks * (warps * slots * tile_bytes + static_bytes) <= shared_bytes
 
+    mean_tokens = float(np.mean(problem.context_lengths))
     found = []
     for block_heads in (heads for heads in (1, 2, 4, 8) if sets % heads == 0):
         groups = sets // block_heads
-        again = reading * (
-            head_sets - 1 if block_heads < head_sets else 0
-        )  # sets of a group apart read it twice
+        apart = block_heads < head_sets  # the two sets of a group, which read the same pages
         sharers = warps // block_heads - 1
         tiles = [-(-n // tile_tokens) for n in problem.context_lengths if n]
         blocks = groups * len(tiles)
@@ -83,15 +83,16 @@ def choices(
         crowded = blocks > multiprocessors
         beside = crowded and problem.head_dim <= 128 and fits(2, 2)  # registers and shared memory for two
         block = (BLOCK_BESIDE if beside else BLOCK_AFTER) if crowded else BLOCK_ONLY
-        late = _fullest(tiles * groups, multiprocessors) * multiprocessors / max(1, groups * sum(tiles)) - 1
-        cost = again + IMBALANCE * late * reading
+        fullest = _fullest(tiles * groups, multiprocessors, 2 if beside else 1)
+        late = fullest * multiprocessors / max(1, groups * sum(tiles)) - 1
+        cost = (AGAIN_BESIDE * apart + IMBALANCE * late) * reading
         cost += blocks / multiprocessors * block * (1 + BLOCK_WARP * sharers)
-        long = block_heads == 8 and float(np.mean(problem.context_lengths)) >= LONG_CONTEXT
-        found.append(Choice(block_heads, True, 2 if crowded else _most(problem, fits), not long, cost))
+        evict_first = not (block_heads == 8 and mean_tokens >= KEPT_CONTEXT)
+        found.append(Choice(block_heads, True, 2 if beside else _most(problem, fits), evict_first, cost))
 
         segments = blocks / multiprocessors + 1
         partials = block_heads * heads * problem.head_dim * 4 * 2 / BYTES_PER_US
-        cost = again + CUT + segments * (SEGMENT + SEGMENT_WARP * sharers) + PARTIAL * partials
+        cost = apart * reading + CUT + segments * (SEGMENT + SEGMENT_WARP * sharers) + PARTIAL * partials
         found.append(Choice(block_heads, False, _most(problem, fits), True, cost))
     return sorted(found, key=lambda one: one.cost)
 
@@ -102,9 +103,18 @@ def _most(problem: Problem, fits: Callable[[int, int], bool]) -> int:
     return next((slots for slots in range(wanted, 2, -1) if fits(slots, 1)), 2)
 
 
-def _fullest(tiles: Iterable[int], multiprocessors: int) -> int:
-    """Tiles of the multiprocessor with most of them, where each block goes to the one that is free first."""
-    load = [0] * multiprocessors
-    for count in sorted(tiles, reverse=True):
+def _fullest(tiles: Iterable[int], multiprocessors: int, resident: int) -> int:
+    """Tiles of the multiprocessor with most of them: the longest first, then whoever is free.
+
+    Args:
+        tiles: of each block.
+        multiprocessors: that take them.
+        resident: blocks that a multiprocessor works on at a time.
+    """
+    longest_first = sorted(tiles, reverse=True)
+    started = resident * multiprocessors
+    load = [sum(longest_first[first:started:multiprocessors]) for first in range(multiprocessors)]
+    heapq.heapify(load)
+    for count in longest_first[started:]:
         heapq.heapreplace(load, load[0] + count)
     return max(load)

@@ -60,11 +60,16 @@ _SUFFIX = {"float": "f32", "double": "f64", "half": "f16", "bfloat": "bf16"}
 
 
 class Module:
-    """Functions, and the declarations of the intrinsics that they call."""
+    """Functions, the declarations of what they call, and tables of constants."""
 
     def __init__(self) -> None:
         self.functions: list[str] = []
         self.declarations: set[str] = set()
+        self.tables: dict[tuple[int, ...], str] = {}
+
+    def table(self, numbers: Iterable[int]) -> str:
+        """Where some i32 lie; equal tables are one."""
+        return self.tables.setdefault(tuple(numbers), f"@table{len(self.tables)}")
 
     def text(self, triple: str, attributes: str) -> str:
         """The whole module. attributes are of every function."""
@@ -72,6 +77,10 @@ class Module:
             [
                 f'target triple = "{triple}"',
                 *sorted(self.declarations),
+                *(
+                    f"{name} = internal constant [{len(row)} x i32] [{', '.join(f'i32 {n}' for n in row)}]"
+                    for row, name in self.tables.items()
+                ),
                 *self.functions,
                 f"attributes #0 = {{ nounwind {attributes} }}",
                 f"attributes #1 = {{ nounwind noinline {attributes} }}",
