@@ -9,7 +9,7 @@ from labs_common import metrics as metrics_table
 from labs_common.compare import Verdict, compare
 from labs_common.compiler import CompileError
 from labs_common.diagnose import Diagnosis, diagnose_kernel
-from labs_common.engines import Engine, LaunchError
+from labs_common.engines import Engine, LaunchError, SimulatorEngine
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
 from labs_common.plans import Device, Plan
@@ -140,6 +140,8 @@ def check(
         seed: of the inputs.
         diagnose: run a kernel that is not right on the probes of ``faults``, and name what is wrong.
     """
+    if stage in ROOF and isinstance(engine, SimulatorEngine):
+        engine = engine.interpreting()
     results = []
     for problem in check_problems(stage) if problems is None else problems:
         if stage.supports(problem, engine.device) is not None:

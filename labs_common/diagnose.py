@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labs_common.engines import Engine
-from labs_common.fault_model import RIGHT, Case, Modelled, fits, work_of
+from labs_common.engines import Engine, SimulatorEngine
+from labs_common.fault_model import RIGHT, SLACK, Case, Modelled, fits, work_of
 from labs_common.faults import FAULTS, Fault, probe_models
 from labs_common.plans import Device
 from labs_common.probes import WEIGHTS, Probe, probes_of
@@ -17,7 +17,7 @@ from labs_common.problem import Problem
 from labs_common.simt.errors import Fault as EngineFault
 from labs_common.simt.errors import Finding, LaunchError, SimulationError
 from labs_common.source import CutError, Source, regions
-from labs_common.stages import Stage
+from labs_common.stages import ROOF, Stage
 
 # Where each topic shows in a kernel's text; the first match after the kernel's signature is named.
 _LOOK = {
@@ -115,6 +115,8 @@ def run_probes(
     Returns:
         The outputs by probe, without those of probes it did not finish; and all that the checks found.
     """
+    if stage in ROOF and isinstance(engine, SimulatorEngine):
+        engine = engine.interpreting()
     outputs: dict[str, np.ndarray] = {}
     findings: list[Finding] = []
     for probe in probes_of(stage, engine.device).values():
@@ -343,7 +345,7 @@ def _pattern(
         begin = f"The output fits {len(explains)} known faults: {'; or '.join(f.says for f in explains)}."
     else:
         begin = "The output is wrong in a way that no single known fault explains."
-    seen = [describe_wrong(output, right.output, probe.problem)]
+    seen = [describe_wrong(output, right.output, probe.problem, right.slack)]
     page = None
     if WEIGHTS.name in outputs:
         told, page = _weights_seen(
@@ -367,15 +369,16 @@ def _is_empty(output: np.ndarray) -> bool:
     return not (np.isfinite(output) & (output != 0)).any()
 
 
-def describe_wrong(output: np.ndarray, expected: np.ndarray, problem: Problem) -> str:
+def describe_wrong(output: np.ndarray, expected: np.ndarray, problem: Problem, slack: float = SLACK) -> str:
     """Which sequences, query heads and dimensions of an output are wrong, in words.
 
     Args:
         output, expected: ``[batch, query_heads, head_dim]``.
         problem: what was computed.
+        slack: what is not yet wrong, of a row's largest element.
     """
     output = np.asarray(output, np.float64)
-    wrong = _wrong(output, Modelled(expected, np.zeros(expected.shape, np.int8)))
+    wrong = _wrong(output, Modelled(expected, np.zeros(expected.shape, np.int8), slack))
     axes = (("batch", (1, 2)), ("head", (0, 2)), ("dimension", (0, 1)))
     parts = []
     for name, others in axes:

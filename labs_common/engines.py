@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import time
@@ -412,6 +413,12 @@ class SimulatorEngine(Engine):
         self.force = force
         self._front_end_name = front_end
         self.schedule = schedule
+
+    def interpreting(self) -> SimulatorEngine:
+        """The same without machine code, which for a large kernel takes longer than a small problem."""
+        other = copy.copy(self)
+        other.core = "numpy"
+        return other
 
     @functools.cached_property
     def front_end(self) -> FrontEnd:

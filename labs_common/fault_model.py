@@ -6,6 +6,7 @@ kernel cuts its work (`Work`), which follows from its plan.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,6 +41,7 @@ class Work:
         lanes_own_output: whether a lane weights its values by the score that it holds itself.
         lane_0_hands_on: whether only lane 0's maximum and sum reach the merge.
         online: whether tokens enter the softmax one by one, in order.
+        merges_cuts_only: whether a context of a single part is never merged.
     """
 
     cut: Callable[[int], list[np.ndarray]]
@@ -51,6 +53,7 @@ class Work:
     lanes_own_output: bool
     lane_0_hands_on: bool
     online: bool
+    merges_cuts_only: bool = False
 
     @property
     def warps(self) -> int:
@@ -110,6 +113,7 @@ def work_of(problem: Problem, plan: Plan) -> Work:
         lanes_own_output="CHUNKS_PER_LANE" in plan.defines,
         lane_0_hands_on="splits" in plan.numbers,
         online=not in_tiles,
+        merges_cuts_only="segments" in plan.tables,
     )
 
 
@@ -238,6 +242,21 @@ class Rules:
 
 
 RIGHT = Rules()
+_RIGHT_MERGE = {
+    name: getattr(RIGHT, name)
+    for name in (
+        "merged",
+        "divide_parts",
+        "restore_parts",
+        "guard_parts",
+        "weight_part_sums",
+        "weight_part_values",
+        "part_sums",
+        "weight_new_sums",
+        "weight_new_values",
+        "average",
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -280,6 +299,8 @@ def _model_row(case: Case, rules: Rules, row: int, output: np.ndarray, binding: 
         # A split whose every score is NaN keeps the maximum -INFINITY; whether it is then skipped is open.
         outside |= len(tokens) > 0 and np.isnan(scores).all(axis=(1, 2)) & (case.work.splits > 1)
     maxima, sums, values = (np.stack(part) for part in zip(*parts, strict=True))
+    if case.work.merges_cuts_only and int((sums > 0).any(axis=(1, 2)).sum()) == 1:
+        rules = dataclasses.replace(rules, **_RIGHT_MERGE)
     chosen = list(rules.merged(len(parts)))
     if chosen:
         total, weighted = _merge(rules, maxima[chosen], sums[chosen], values[chosen])
