@@ -131,8 +131,9 @@ def _run(source: Source, stage: Stage, engine: Engine, problem: Problem, seed: i
     try:
         outcome = engine.run(stage, problem, inputs, source)
     except Fault as error:
-        return Result(problem, None, (error.finding,), error=str(error))
+        return Result(problem, None, (error.finding.reworded(source.readable),), error="a check stopped it")
     except (LaunchError, SimulationError) as error:
-        return Result(problem, None, error=str(error))
+        return Result(problem, None, error=source.readable(str(error)))
     verdict = compare(outcome.output, reference(problem, inputs), stage.weights(problem))
-    return Result(problem, verdict, outcome.findings, outcome.metrics)
+    findings = tuple(finding.reworded(source.readable) for finding in outcome.findings)
+    return Result(problem, verdict, findings, outcome.metrics)

@@ -123,12 +123,12 @@ def run_probes(
         try:
             outcome = engine.run(stage, probe.problem, probe.inputs(), source, plan, metrics=False)
         except EngineFault as error:
-            findings.append(error.finding)
+            findings.append(error.finding.reworded(source.readable))
         except (LaunchError, SimulationError):
             continue
         else:
             outputs[probe.name] = outcome.output
-            findings += outcome.findings
+            findings += [finding.reworded(source.readable) for finding in outcome.findings]
     return outputs, tuple(findings)
 
 

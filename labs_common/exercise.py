@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from labs_common.check import check as check_source
 from labs_common.course import Exercise, Step, exercise_of
 from labs_common.engines import Engine, open_engine
 from labs_common.faults import TOPICS
-from labs_common.source import BEGIN, KERNELS, CutError, Source, regions
+from labs_common.source import BEGIN, KERNELS, CutError, Source, regions, shown_path
 from labs_common.stages import Stage, find_stage
 
 OWN_KERNELS = KERNELS / "mine"
@@ -57,7 +57,7 @@ def cut(source: Source, exercise: Exercise | None = None) -> Source:
             kept.append(f"{indent}return {{}};")
         after = end
     kept += lines[after:]
-    return Source(source.name, "\n".join(kept) + "\n")
+    return replace(source, text="\n".join(kept) + "\n")
 
 
 def _todo(number: int, step: Step, indent: str) -> list[str]:
@@ -90,13 +90,13 @@ def start(stage: str | int, folder: Path = OWN_KERNELS, overwrite: bool = False)
     fresh = cut(chosen.source(), exercise_of(chosen.id)).text
     if path.exists():
         if not overwrite:
-            print(f"{_short(path)} is there already, and is yours; start(…, overwrite=True) begins anew")
+            print(f"{shown_path(path)} is there already, and is yours; start(…, overwrite=True) begins anew")
             return path
         if path.read_text(encoding="utf-8-sig") != fresh:
             _set_aside(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(fresh, encoding="utf-8")
-    print(f"{_short(path)} is yours to fill in: {len(exercise_of(chosen.id).steps)} steps")
+    print(f"{shown_path(path)} is yours to fill in: {len(exercise_of(chosen.id).steps)} steps")
     return path
 
 
@@ -105,12 +105,7 @@ def _set_aside(path: Path) -> None:
     while (old := path.with_name(f"{path.stem}.before-{number}.cu")).exists():
         number += 1
     path.rename(old)
-    print(f"what was there is now {_short(old)}")
-
-
-def _short(path: Path) -> str:
-    root = KERNELS.parent
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+    print(f"what was there is now {shown_path(old)}")
 
 
 def own_source(stage: str | int | Stage, folder: Path = OWN_KERNELS) -> Source:
@@ -122,7 +117,7 @@ def own_source(stage: str | int | Stage, folder: Path = OWN_KERNELS) -> Source:
     chosen = stage if isinstance(stage, Stage) else find_stage(stage)
     path = Path(folder) / chosen.path.name
     if not path.exists():
-        raise FileNotFoundError(f'there is no {_short(path)} yet; start("{chosen.id}") writes it')
+        raise FileNotFoundError(f'there is no {shown_path(path)} yet; start("{chosen.id}") writes it')
     return Source.read(path)
 
 

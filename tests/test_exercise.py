@@ -1,6 +1,7 @@
 """A student's own kernel: cut without its body, never overwritten, checked and helped step by step."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -81,6 +82,22 @@ def test_every_region_has_a_step_and_every_step_three_hints(stage):
         assert step.topics and set(step.topics) <= set(TOPICS)
         told = [hints(stage.id, number, level) for level in (1, 2, 3)]
         assert len(set(told)) == 3 and "?" in told[0]
+
+
+_DECLARED = re.compile(r"^\s*(?:for \()?(?:const )?[\w<>]+[*&]? (\w+)(?:\[[^;]*)?(?: =|;|,)", re.MULTILINE)
+
+
+@by_stage
+def test_hints_use_no_variable_that_only_the_solution_has(stage):
+    source, exercise = stage.source(), exercise_of(stage.id)
+    given = set(re.findall(r"\w+", cut(source, exercise).text))
+    lines = source.text.splitlines()
+    bodies = "\n".join("\n".join(lines[begin + 1 : end]) for begin, end in regions(source))
+    hidden = {name for name in _DECLARED.findall(bodies) if "_" in name} - given
+    for number, step in enumerate(exercise.steps, 1):
+        for hint in step.hints:
+            introduced = set(re.findall(r"(\w+) =", hint))
+            assert not hidden & set(re.findall(r"\w+", hint)) - introduced, f"step {number}: {hint}"
 
 
 def test_steps_in_the_kernel_itself_are_kept():
@@ -167,6 +184,37 @@ def test_checking_ones_own_kernel(tmp_path, simulator, capsys):
     path.write_text(find_stage(0).source().text)
     assert check(0, simulator, tmp_path).ok
     assert "step 2 done" in capsys.readouterr().out
+
+
+def test_a_finding_is_told_once_and_names_ones_own_file(simulator, capsys, monkeypatch):
+    folder = exercise.KERNELS / "mine"
+    text = lessons.change(find_stage(3).source(), "__syncthreads();", which=0).text
+    own = Source("03_gqa_reuse.cu", text, "kernels/mine/03_gqa_reuse.cu")
+    monkeypatch.setattr(exercise, "own_source", lambda *_: own)
+
+    report = check(3, simulator, folder)
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "/lab/" not in printed and "/lab/" not in report.diagnosis.sentence
+    for result in report.results:
+        for finding in result.findings:
+            assert finding.file == "kernels/mine/03_gqa_reuse.cu"
+            assert printed.count(str(finding)) <= sum(finding in one.findings for one in report.results)
+    place = re.escape(report.results[0].findings[0].place)
+    assert re.search(rf"diagnosis: racecheck at {place}\. Two warps use the same word", printed)
+
+
+def test_a_fault_that_ends_a_launch_is_told_once(simulator, capsys, tmp_path):
+    path = start(0, tmp_path)
+    path.write_text(find_stage(0).source().text.replace("if (dim >= problem.head_dim) return;", ""))
+
+    report = check(0, simulator, tmp_path)
+
+    printed = " ".join(capsys.readouterr().out.split())
+    stopped = next(result for result in report.results if result.verdict is None)
+    assert stopped.error == "a check stopped it" and len(stopped.findings) == 1
+    assert printed.count(str(stopped.findings[0])) == 1
+    assert "a check stopped it: memcheck: " in printed and "diagnosis: memcheck at 00_baseline.cu:" in printed
 
 
 def states(simulator, **changes):
