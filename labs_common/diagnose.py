@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labs_common.engines import Engine
+from labs_common.engines import Engine, unwritten
 from labs_common.fault_model import RIGHT, Case, Modelled, fits, work_of
 from labs_common.faults import FAULTS, Fault, probe_models
 from labs_common.plans import Device
@@ -56,6 +56,18 @@ _LOOK_FAULT = {
     "max_starts_at_zero": r"(running_max|running)\s*=",
     "max_not_kept": r"running_max\s*=\s*new_max|fmaxf\s*\(",
     "sum_not_rescaled": r"running_sum\s*[+*]?=(?!\s*0)",
+    **dict.fromkeys(
+        ("first_chunk_repeated", "neighbouring_chunks"), r"\bchunk\s*=|=.*(keys|key_shared)\s*\["
+    ),
+    "first_chunk_of_keys_repeated": r"=.*(keys|key_shared)\s*\[",
+    "first_chunk_of_values_repeated": r"=.*(values|value_shared)\s*\[|, value\[",
+    "first_chunk_of_values_only": r"accumulator\[",
+    "first_tile_repeated": r"cache_offset\s*\(",
+    "tiles_not_rescaled": r"weighted\[\w+\]\[\w+\]\s*[+*]?=",
+    **dict.fromkeys(
+        ("combine_adds_sums", "combine_scales_nothing", "combine_scales_sums_only"),
+        r"scale_a|fmaxf\s*\(|\.sum\b",
+    ),
     "accumulator_not_rescaled": r"accumulator(\[\w+\])?\s*[+*]?=(?!\s*(0|zero))",
     **dict.fromkeys(("sum_not_divided", "empty_context"), r"/\s*running_sum|1\.0f\s*/|inverse\s*=|output\["),
     **dict.fromkeys(("splits_overlap", "split_one_page_short"), r"pages_per_split|last_page"),
@@ -65,6 +77,15 @@ _LOOK_FAULT = {
         ("merge_adds_unweighted", "merge_adds_sums_unweighted", "merge_adds_values_unweighted"),
         r"\bweight\s*=|running_sum\s*[+*]?=(?!\s*0)",
     ),
+}
+_SIZES = {
+    "head_dim": "head_dim",
+    "group_size": "the number of query heads to a key/value head",
+    "page_size": "the number of tokens in a page",
+}
+_ONLY_THERE = {
+    "extreme": "scores are as far from 0 as 160 and -160",
+    "poisoned": "what does not belong to the problem is NaN, such as slots past the end: it is read",
 }
 _IN_MERGE = {"sum_not_divided", "empty_context"}
 _IN_FIRST_KERNEL = {"divided_in_the_split"}
@@ -185,7 +206,7 @@ def diagnose(
     ]
     right, output = models[probe.name]["right"], np.asarray(outputs[probe.name], np.float64)
     if len(explains) != 1:
-        return _pattern(outputs, models, probe, explains)
+        return _pattern(outputs, models, probe, explains, stage, device)
     fault = explains[0]
     case = Case(probe.problem, probe.inputs(), work_of(probe.problem, probe.plan(stage, device)))
     batch, head = _first_wrong(output, right)
@@ -330,12 +351,14 @@ def _pattern(
     models: Mapping[str, Mapping[str, Modelled]],
     probe: Probe,
     explains: Sequence[Fault],
+    stage: Stage,
+    device: Device | None,
 ) -> Diagnosis:
     """Which sequences, heads, dimensions and tokens are wrong, without a guess at why."""
     output, right = np.asarray(outputs[probe.name], np.float64), models[probe.name]["right"]
     batch, head = _first_wrong(output, right)
     if all(_is_empty(np.asarray(one, np.float64)) for one in outputs.values()):
-        begin = "There is no answer yet: all is NaN or 0. The output is not written, or no token is summed."
+        begin = _no_answer(outputs, stage, device)
     elif explains:
         begin = f"The output fits {len(explains)} known faults: {'; or '.join(f.says for f in explains)}."
     else:
@@ -347,13 +370,45 @@ def _pattern(
             np.asarray(outputs[WEIGHTS.name], np.float64), models[WEIGHTS.name]["right"]
         )
         seen += told
-    fine = [
-        p.problem.name for p in PROBES if p.name in outputs and fits(outputs[p.name], models[p.name]["right"])
-    ]
+    fine = [p for p in PROBES if p.name in outputs and fits(outputs[p.name], models[p.name]["right"])]
     if fine:
-        seen.append(f"right in {', '.join(f'“{name}”' for name in fine)}")
+        seen.append(f"right in {', '.join(f'“{p.problem.name}”' for p in fine)}")
     sentence = f"{begin} Seen: {'; '.join(seen)}."
+    if fine and len(fine) == len(outputs) - 1:
+        sentence += _set_apart(probe, fine, stage, device)
     return Diagnosis(None, None, sentence, probe.problem.name, batch, head, page)
+
+
+def _no_answer(outputs: Mapping[str, np.ndarray], stage: Stage, device: Device | None) -> str:
+    """Why all is NaN or 0: nothing is written, NaN is computed, or no token is summed."""
+    begin = "There is no answer yet"
+    written = [~unwritten(np.asarray(output)) for output in outputs.values()]
+    if not any(one.any() for one in written):
+        return f"{begin}: the output is never written."
+    merges = len(stage.plan(PROBES[0].problem, device).launches) > 1
+    if merges and all(one.all() for one in written) and any(np.isnan(o).any() for o in outputs.values()):
+        # In a stage without a merge an empty kernel computes NaN too: 0/0.
+        return (
+            f"{begin}: NaN is computed. A part without a token has the maximum -INFINITY, and -INFINITY minus"
+            " -INFINITY is NaN: see what exp(own maximum - common maximum) gives where two such parts meet."
+        )
+    return f"{begin}: all is NaN or 0. The output is not written, or no token is summed."
+
+
+def _set_apart(probe: Probe, fine: Sequence[Probe], stage: Stage, device: Device | None) -> str:
+    """What the one problem that is wrong has, and none that is right."""
+    if probe.name in _ONLY_THERE:
+        return f" Only there {_ONLY_THERE[probe.name]}."
+    said = []
+    for name, words in _SIZES.items():
+        size = getattr(probe.problem, name)
+        if size not in (others := {getattr(one.problem, name) for one in fine}):
+            said.append(f"{words} is {size} (else {_ranges(sorted(others))})")
+    if not said:
+        return ""
+    chunks = int(probe.plan(stage, device).defines.get("CHUNKS_PER_LANE", 1))
+    lanes = f", so that a lane has {chunks} chunks, c = 0 to {chunks - 1}" if chunks > 1 else ""
+    return f" Only there {', '.join(said)}{lanes}."
 
 
 def _is_empty(output: np.ndarray) -> bool:
@@ -406,7 +461,10 @@ def _weights_seen(output: np.ndarray, right: Modelled) -> tuple[list[str], int |
     if missing.size == length > 0:
         told.append(f"no token of {where} has a weight")
     elif missing.size:
-        told.append(f"tokens {_ranges(missing)} of {where} have no weight, page {missing[0] // size} first")
+        slots = _slots(missing, length, size)
+        told.append(
+            f"tokens {_ranges(missing)} of {where} have no weight, page {missing[0] // size} first{slots}"
+        )
     if extra.size:
         told.append(f"tokens {_ranges(extra)}, past the end of {where}, have a weight")
     counted = (expected > 0) & (weights != 0)
@@ -417,11 +475,33 @@ def _weights_seen(output: np.ndarray, right: Modelled) -> tuple[list[str], int |
                 told.append(f"the other weights are right up to a common factor of {ratio[0]:.4g}")
         else:
             told.append("the weights of its tokens have wrong ratios")
+            off = np.abs(ratio / np.median(ratio) - 1) > 1e-2
+            if off.sum() <= len(off) / 2:
+                heavy = tokens[counted][off & (ratio > np.median(ratio))]
+                light = tokens[counted][off & (ratio < np.median(ratio))]
+                told += [
+                    f"tokens {_ranges(some)} weigh too {much} beside the others{_slots(some, length, size)}"
+                    for much, some in (("much", heavy), ("little", light))
+                    if some.size
+                ]
     total = weights.sum()
     if abs(total - (length > 0)) > 1e-3:
         told.append(f"its weights add up to {total:.4g}")
     bad = np.flatnonzero(np.abs(weights - expected) > 5e-4 * max(expected.max(), 1e-30))
     return told, int(bad[0] // size) if bad.size else None
+
+
+def _slots(tokens: np.ndarray, length: int, page_size: int) -> str:
+    """Says so where tokens are some slots of every page, or all tokens of some pages."""
+    everything = np.arange(length)
+    for name, of in (
+        ("slots {} of every page", lambda t: t % page_size),
+        ("all of pages {}", lambda t: t // page_size),
+    ):
+        which = np.unique(of(tokens))
+        if 0 < len(tokens) == np.isin(of(everything), which).sum() < length and length > page_size:
+            return f" ({name.format(_ranges(which))})"
+    return ""
 
 
 def _ranges(numbers: Iterable[int]) -> str:
