@@ -30,7 +30,10 @@ NEW_MAX = "const float new_max = fmaxf(running_max, score);"
 MERGE_SUM = "running_sum = running_sum * correction + weight * partials.sum[part];"
 MERGE_ACC = "rescale_add(accumulator[c], correction, weight, value);"
 SKIP = "if (split_max == -INFINITY) continue;  // an empty split; the whole warp agrees"
-CHUNK_OF_KEY = "const int chunk = c * WARP_SIZE + lane;\n        const float4 key"
+CHUNK_OF_KEY = {
+    numbers: f"const int chunk = c * WARP_SIZE + lane;\n{' ' * indent}const float4 key"
+    for numbers, indent in (("24", 8), ("3", 10))
+}
 PARTIAL_OUT = "reinterpret_cast<float4*>(partials.output)[part * chunks + chunk] = accumulator[c];"
 GUARDED_SUM = "(running_sum > 0.0f ? 1.0f / running_sum : 0.0f)"
 DIVIDE_PART = PARTIAL_OUT.replace("accumulator[c]", f"rescale_add(accumulator[c], {GUARDED_SUM}, 0.0f, zero)")
@@ -112,11 +115,17 @@ PLANTS: tuple[Plant, ...] = (
     ),
     ("first_chunk_of_values_repeated", "24", (("values[chunk] : zero", "values[lane] : zero"),)),
     ("first_chunk_of_values_repeated", "3", (("weight, value[c])", "weight, value[0])"),)),
-    ("first_chunk_repeated", "234", ((CHUNK_OF_KEY, CHUNK_OF_KEY.replace("c * WARP_SIZE + lane", "lane")),)),
-    (
-        "neighbouring_chunks",
-        "234",
-        ((CHUNK_OF_KEY, CHUNK_OF_KEY.replace("c * WARP_SIZE + lane", "lane * CHUNKS_PER_LANE + c")),),
+    *(
+        ("first_chunk_repeated", numbers, ((chunk, chunk.replace("c * WARP_SIZE + lane", "lane")),))
+        for numbers, chunk in CHUNK_OF_KEY.items()
+    ),
+    *(
+        (
+            "neighbouring_chunks",
+            numbers,
+            ((chunk, chunk.replace("c * WARP_SIZE + lane", "lane * CHUNKS_PER_LANE + c")),),
+        )
+        for numbers, chunk in CHUNK_OF_KEY.items()
     ),
     ("first_chunk_of_values_only", "23", ((ACC_234, f"c > 0 ? accumulator[c] : {ACC_234}"),)),
     # softmax
