@@ -99,6 +99,9 @@ _REMEDIES = {
 }
 
 
+_MISALIGNED = "The address of an access is a multiple of its size: 16 bytes for a float4 or uint4"
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """What is wrong with a kernel, for a person.
@@ -326,7 +329,8 @@ def _code(text: str) -> list[str]:
 def _after_finding(finding: Finding, found: Diagnosis | None, source: Source, stage: Stage) -> Diagnosis:
     """A finding in words, then the fault that the numbers show, if any."""
     missing_wait = finding.kind.startswith("Missing wait")  # its own message names the remedy
-    remedy = "" if missing_wait else _REMEDIES.get(finding.tool, "")
+    misaligned = "misaligned" in finding.message
+    remedy = "" if missing_wait else _MISALIGNED if misaligned else _REMEDIES.get(finding.tool, "")
     sentence = f"{finding}. {remedy}".rstrip(". ") + "."
     line = finding.line if finding.line and finding.file.endswith(source.name) else None
     if found is None or found.fault is None:

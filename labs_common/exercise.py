@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,11 +16,17 @@ from labs_common.check import check as check_source
 from labs_common.course import Exercise, Step, exercise_of
 from labs_common.engines import Engine, open_engine
 from labs_common.faults import TOPICS
+from labs_common.plans import Plan
+from labs_common.problem import Problem
 from labs_common.source import BEGIN, KERNELS, CutError, Source, regions, shown_path
 from labs_common.stages import Stage, find_stage
 
 OWN_KERNELS = KERNELS / "mine"
 _WIDTH = 100
+_OWN_PLAN = (
+    "A plan of your own is a function as in labs_common/plans.py; check(…, planner=…, problems=[…]) of "
+    "labs_common.exercise takes it, in a notebook or in Python."
+)
 _RETURNS_VALUE = re.compile(r"\breturn\b\s*[^;\s]")
 
 
@@ -242,30 +249,51 @@ def _only_races(report: Report) -> bool:
     )
 
 
-def check(stage: str | int, engine: Engine | None = None, folder: Path = OWN_KERNELS) -> Report:
+def check(
+    stage: str | int,
+    engine: Engine | None = None,
+    folder: Path = OWN_KERNELS,
+    planner: Callable[..., Plan] | None = None,
+    problems: Sequence[Problem] | None = None,
+) -> Report:
     """Compile your kernel of a stage, run it on small and ragged problems, and print what is right and wrong.
 
     Args:
         stage: by id or unique prefix.
         engine: where it runs; by default the GPU where there is one, else the simulator.
         folder: where your kernels are.
+        planner: launches your kernel in place of the stage's own, for a stretch exercise that changes the
+            launch; called as the functions of ``plans`` are.
+        problems: in place of the usual ones; those that the planner refuses are left out.
 
     Raises:
         FileNotFoundError: you have no kernel of the stage yet.
+        ValueError: the planner refuses every problem.
     """
     from labs_common.runner import print_report
 
     console = Console(width=110)
     chosen = find_stage(stage)
-    report = check_source(own_source(chosen, folder), chosen, engine or open_engine("auto"), CHECK_PROBLEMS)
+    if planner is not None:
+        chosen = replace(chosen, planner=planner)
+    engine = engine or open_engine("auto")
+    asked = () if problems is None else (problems,)
+    report = check_source(own_source(chosen, folder), chosen, engine, *asked)
+    if not report.results and report.error is None:
+        reasons = {chosen.supports(problem, engine.device) for problem in problems or CHECK_PROBLEMS}
+        raise ValueError(f"nothing was run: {'; '.join(sorted(map(str, reasons)))}")
     print_report(report, console)
     print_steps(report, console)
     return report
 
 
 def print_steps(report: Report, console: Console) -> None:
-    """How far each step of the report's stage is, a line each."""
+    """How far each step of the report's stage is, a line each; then what is left for those who are done."""
     for state in progress(report):
         mark = {True: "[green]done[/]", False: "[red]not yet[/]", None: "[dim]open[/]"}[state.done]
         task = textwrap.shorten(state.task, 70, placeholder=" …")
         console.print(f"step {state.number} {mark}: {escape(task)} ({escape(state.why)})")
+    if report.ok:
+        for open_end in stretch(report.stage):
+            console.print(f"stretch: {escape(open_end)}", soft_wrap=True)
+        console.print(_OWN_PLAN, soft_wrap=True)

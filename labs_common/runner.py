@@ -307,8 +307,7 @@ def print_report(report: Report, console: Console) -> None:
     if report.diagnosis is not None:
         sentence = report.diagnosis.sentence
         for finding in {str(f): f for result in report.results for f in result.findings}.values():
-            # It is printed whole above.
-            sentence = sentence.replace(str(finding), f"{finding.tool} at {finding.place}")
+            sentence = sentence.replace(str(finding), f"{finding.tool} at {finding.place}, as told above")
         console.print(f"[bold]diagnosis:[/] {escape(sentence)}", soft_wrap=True)
     if report.ok:
         console.print(

@@ -22,6 +22,8 @@ from labs_common.exercise import (
     start,
 )
 from labs_common.faults import TOPICS
+from labs_common.plans import Launch, Plan
+from labs_common.problem import Problem
 from labs_common.source import Source
 from labs_common.stages import STAGES, find_stage
 
@@ -201,7 +203,7 @@ def test_a_finding_is_told_once_and_names_ones_own_file(simulator, capsys, monke
             assert finding.file == "kernels/mine/03_gqa_reuse.cu"
             assert printed.count(str(finding)) <= sum(finding in one.findings for one in report.results)
     place = re.escape(report.results[0].findings[0].place)
-    assert re.search(rf"diagnosis: racecheck at {place}\. Two warps use the same word", printed)
+    assert re.search(rf"diagnosis: racecheck at {place}, as told above\. Two warps use", printed)
 
 
 def test_a_fault_that_ends_a_launch_is_told_once(simulator, capsys, tmp_path):
@@ -215,6 +217,52 @@ def test_a_fault_that_ends_a_launch_is_told_once(simulator, capsys, tmp_path):
     assert stopped.error == "a check stopped it" and len(stopped.findings) == 1
     assert printed.count(str(stopped.findings[0])) == 1
     assert "a check stopped it: memcheck: " in printed and "diagnosis: memcheck at 00_baseline.cu:" in printed
+
+
+def four_warps(entry, problem, device):
+    plan = find_stage(2).plan(problem, device)
+    grid = (-(-problem.query_heads // 4), problem.batch, 1)
+    return dataclasses.replace(plan, launches=(Launch(entry, grid, (128, 1, 1)),))
+
+
+def any_head_dim(entry, problem, device):
+    launch = Launch(entry, (problem.query_heads, problem.batch, 1), (32, 1, 1))
+    return Plan((launch,), {"CHUNKS_PER_LANE": -(-problem.head_dim // 128)})
+
+
+def test_a_stretch_exercise_brings_its_own_launch(tmp_path, simulator, capsys):
+    path = start(2, tmp_path)
+    edits = (
+        (
+            "query_head = blockIdx.x;",
+            "query_head = blockIdx.x * 4 + threadIdx.x / WARP_SIZE;\n"
+            "if (query_head >= problem.query_heads) return;",
+        ),
+        ("lane = threadIdx.x;", "lane = threadIdx.x % WARP_SIZE;"),
+    )
+    source = find_stage(2).source()
+    for old, new in edits:
+        source = lessons.change(source, old, new)
+    path.write_text(source.text)
+
+    assert check(2, simulator, tmp_path, planner=four_warps).ok
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "stretch: A scalar tail path" in printed and "check(…, planner=…, problems=[…])" in printed
+    assert not check(2, simulator, tmp_path).ok
+    assert "stretch" not in capsys.readouterr().out
+
+
+def test_problems_that_the_stage_refuses_take_a_plan_of_ones_own(tmp_path, simulator, capsys):
+    path = start(2, tmp_path)
+    path.write_text(find_stage(2).source().text)
+    odd = [Problem(4, 2, 6, 8, (13,), name="head_dim 6")]
+
+    with pytest.raises(ValueError, match="nothing was run: head_dim=6: this stage takes multiples of 4"):
+        check(2, simulator, tmp_path, problems=odd)
+    report = check(2, simulator, tmp_path, planner=any_head_dim, problems=odd)
+
+    assert "misaligned" in report.results[0].findings[0].message
+    assert "multiple of its size: 16 bytes" in " ".join(capsys.readouterr().out.split())
 
 
 def states(simulator, **changes):
