@@ -2,7 +2,7 @@
 
 A folder of ``tests/bugs`` (``tests/bugs/honest``) holds ``bug.toml``:
 
-- ``stage`` (a stage's or a variant's id) and ``about``, the bug in a sentence;
+- ``stage`` (the id of a stage, a variant or a roof kernel) and ``about``, the bug in a sentence;
 - ``[problem]``, the fields of ``Problem``; ``pool_pages`` for a larger cache of zeros;
 - ``[[edit]]``, ``find`` and ``replace`` once in the stage's kernel; or the folder's own ``kernel.cu``;
 - ``[[input]]``, ``array``, ``index`` and ``value``: what is wrong with the inputs;
@@ -27,8 +27,8 @@ from labs_common.inputs import Inputs, make_inputs
 from labs_common.plans import Plan
 from labs_common.problem import Problem
 from labs_common.simt.errors import Fault, Finding
-from labs_common.source import KERNELS, NEUTRAL_FOLDER, Source
-from labs_common.stages import STAGES, Stage
+from labs_common.source import HEADERS, KERNELS, NEUTRAL_FOLDER, Source
+from labs_common.stages import ALL_STAGES, Stage
 from labs_common.variants import VARIANTS
 
 CORPUS = Path(__file__).resolve().parent.parent / "tests" / "bugs"
@@ -110,7 +110,7 @@ def read_case(folder: Path) -> Case:
             names folder and text.
     """
     table = tomllib.loads((folder / "bug.toml").read_text(encoding="utf-8"))
-    stage = next(s for s in (*STAGES, *VARIANTS) if s.id == table["stage"] or s.id[:2] == table["stage"])
+    stage = next(s for s in (*ALL_STAGES, *VARIANTS) if table["stage"] in (s.id, s.id[:2]))
     own = folder / "kernel.cu"
     source = Source(f"{stage.id}.cu", own.read_text(encoding="utf-8")) if own.exists() else stage.source()
     for edit in table.get("edit", ()):
@@ -139,7 +139,8 @@ def read_case(folder: Path) -> Case:
 
 def _expected(folder: Path, source: Source, table: dict[str, str]) -> Expected:
     name = table.get("file", source.name)
-    text = source.text if name == source.name else (KERNELS / name).read_text(encoding="utf-8")
+    header = next((folder / name for folder in HEADERS if (folder / name).is_file()), KERNELS / name)
+    text = source.text if name == source.name else header.read_text(encoding="utf-8")
     lines = [n for n, line in enumerate(text.splitlines(), 1) if table["line"] in line]
     if len(lines) != 1:
         raise ValueError(f"{folder.name}: {name} has {len(lines)} lines, not one, with {table['line']!r}")

@@ -11,8 +11,8 @@ from matplotlib.patches import Patch
 
 from labs_common.chart_style import COLOURS, GREY, HATCHES, Chart, legend_below, new_chart, styled
 from labs_common.gpus import display_name
+from labs_common.known_shapes import SHAPES
 from labs_common.peers import CONTIGUOUS, OURS, PAGED
-from labs_common.roof_bench import SHAPES
 
 KINDS = {
     OURS: "the lab's stages",

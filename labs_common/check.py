@@ -9,14 +9,15 @@ from labs_common import metrics as metrics_table
 from labs_common.compare import Verdict, compare
 from labs_common.compiler import CompileError
 from labs_common.diagnose import Diagnosis, diagnose_kernel
-from labs_common.engines import Engine, LaunchError
+from labs_common.engines import Engine, LaunchError, SimulatorEngine
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
-from labs_common.problem import PRESETS, Problem
+from labs_common.plans import Device, Plan
+from labs_common.problem import FP8, PRESETS, Problem
 from labs_common.reference import reference
 from labs_common.simt.errors import Fault, Finding, SimulationError
 from labs_common.source import Source
-from labs_common.stages import Stage
+from labs_common.stages import ROOF, Stage
 
 # Small first, then what breaks kernels: an empty context, one token, whole and partial pages, a head_dim
 # that is no multiple of 32, groups that are no power of two, odd page sizes, a page too large for shared
@@ -29,6 +30,34 @@ CHECK_PROBLEMS: tuple[Problem, ...] = (
     Problem(2, 2, 256, 32, (100,), name="wide head"),
     Problem(2, 1, 256, 128, (150,), name="large page"),
 )
+# For the stages towards the roof: their number formats, a page of two tiles, a tile of two pages.
+ROOF_PROBLEMS: tuple[Problem, ...] = (
+    *CHECK_PROBLEMS[:3],
+    Problem(2, 2, 256, 32, (100,), name="wide head, fp32"),
+    Problem(12, 1, 64, 8, (35, 530), "float16", "HND", name="large group, HND"),
+    Problem(8, 2, 128, 32, (1, 600), FP8, name="fp8 cache", key_scale=0.5, value_scale=1.5),
+)
+FEW_BLOCKS = 3
+
+
+def check_problems(stage: Stage) -> tuple[Problem, ...]:
+    """What a kernel of a stage is checked on, those first that are taught with."""
+    if stage.id not in {one.id for one in ROOF}:  # also where a student gave it another planner
+        return CHECK_PROBLEMS
+    return (*(stage.typed(problem) for problem in ROOF_PROBLEMS[:3]), *ROOF_PROBLEMS[3:])
+
+
+def check_plan(stage: Stage, problem: Problem, device: Device) -> Plan:
+    """A stage's launches for a problem of a check.
+
+    Where the host plans runs for all multiprocessors, a small problem gives each block a single tile; all but
+    the smallest are cut for few blocks, so that a block has several segments and a segment several tiles.
+    """
+    plan = stage.plan(problem, device)
+    if "segments" not in plan.tables or problem == stage.typed(CHECK_PROBLEMS[0]):
+        return plan
+    runs = {"whole": False} if "merges" in plan.tables else {}
+    return stage.plan(problem, device, blocks=FEW_BLOCKS, **runs)
 
 
 @dataclass(frozen=True)
@@ -95,7 +124,7 @@ def check(
     source: Source,
     stage: Stage,
     engine: Engine,
-    problems: Sequence[Problem] = CHECK_PROBLEMS,
+    problems: Sequence[Problem] | None = None,
     seed: int = 0,
     diagnose: bool = True,
 ) -> Report:
@@ -107,12 +136,14 @@ def check(
         source: the kernel file; it must hold the stage's entry names.
         stage: whose plan and arguments are used.
         engine: where it runs.
-        problems: problems that the stage refuses are left out.
+        problems: by default those of ``check_problems``; what the stage refuses is left out.
         seed: of the inputs.
         diagnose: run a kernel that is not right on the probes of ``faults``, and name what is wrong.
     """
+    if stage in ROOF and isinstance(engine, SimulatorEngine):
+        engine = engine.interpreting()
     results = []
-    for problem in problems:
+    for problem in check_problems(stage) if problems is None else problems:
         if stage.supports(problem, engine.device) is not None:
             continue
         try:
@@ -129,7 +160,7 @@ def check(
 def _run(source: Source, stage: Stage, engine: Engine, problem: Problem, seed: int) -> Result:
     inputs = make_inputs(problem, seed)
     try:
-        outcome = engine.run(stage, problem, inputs, source)
+        outcome = engine.run(stage, problem, inputs, source, check_plan(stage, problem, engine.device))
     except Fault as error:
         return Result(problem, None, (error.finding.reworded(source.readable),), error="a check stopped it")
     except (LaunchError, SimulationError) as error:

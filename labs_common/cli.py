@@ -17,8 +17,8 @@ from rich.table import Table
 from labs_common import cli_bench, cli_course, cli_grade
 from labs_common.console import open_console
 from labs_common.doctor import diagnose, engine_choice
-from labs_common.problem import PRESETS, find_problem
-from labs_common.stages import STAGES, find_stage
+from labs_common.problem import PRESETS, Problem
+from labs_common.stages import ALL_STAGES, find_stage
 
 app = typer.Typer(
     help="Paged attention kernel lab: run, check and measure the stages, with a GPU or without.",
@@ -67,12 +67,22 @@ def run(
     force: Annotated[bool, typer.Option(help="simulate even what takes minutes")] = False,
     front_end: FrontEnd = FrontEndName.AUTO,
 ) -> None:
-    """Run stages on a problem, hold each against the float64 reference, and print the stage table."""
+    """Run stages on a problem, hold each against the float64 reference, and print the stage table.
+
+    Stages that do not take the problem's number format run it in their own, in a table of their own.
+    """
     from labs_common import runner
 
-    chosen = [find_stage(name) for name in stages] if stages else list(STAGES)
+    asked = _find_problem(problem)
+    chosen = [find_stage(name) for name in stages] if stages else list(ALL_STAGES)
     opened = _open(engine, force, front_end)
-    raise typer.Exit(runner.run_stages(chosen, find_problem(problem), opened, console, save, _command()))
+    statuses = [
+        runner.run_stages(
+            [stage for stage in chosen if stage.taken(asked) == one], one, opened, console, save, _command()
+        )
+        for one in dict.fromkeys(stage.taken(asked) for stage in chosen)
+    ]
+    raise typer.Exit(max(statuses))
 
 
 @app.command()
@@ -141,23 +151,21 @@ def profile(
     from labs_common.metrics import concat
     from labs_common.ncu_rows import ProfileError
     from labs_common.profile_table import MAIN
-    from labs_common.recorded import PROBLEMS
     from labs_common.tiers import profile as profile_stage
 
-    known = PRESETS | PROBLEMS
-    if problem not in known:
-        raise ValueError(f"problem {problem!r}: allowed are {', '.join(known)}")
+    asked = _find_problem(problem)
     if stages:
         chosen = [find_stage(name) for name in stages]
     else:
-        chosen = [stage for stage in STAGES if stage.supports(known[problem]) is None]
+        chosen = [stage for stage in ALL_STAGES if stage.supports(stage.taken(asked)) is None]
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
     tables = []
     for stage in chosen:
-        report = None if keep is None else keep / f"{stage.id}-{problem}.ncu-rep"
+        taken = stage.taken(asked)
+        report = None if keep is None else keep / f"{stage.id}-{taken.name}.ncu-rep"
         try:
-            tables.append(profile_stage(stage, known[problem], keep=report))
+            tables.append(profile_stage(stage, taken, keep=report))
         except ProfileError as error:
             if len(chosen) == 1:
                 raise
@@ -202,16 +210,21 @@ def record(
     out: Annotated[Path, typer.Option(help="folder in which a folder for this GPU is made")] = Path(
         "data/recorded"
     ),
+    tables_only: Annotated[bool, typer.Option(help="keep the figures, not the reports")] = False,
 ) -> None:
     """Profile stages with Nsight Compute into a set that others can replay."""
     from labs_common import record as recording
+    from labs_common.known_shapes import PROFILED
 
-    unknown = sorted(set(problem or ()) - set(recording.PROBLEMS))
+    known = recording.PROBLEMS | PROFILED
+    unknown = sorted(set(problem or ()) - set(known))
     if unknown:
-        raise ValueError(f"problem {unknown[0]!r}: a set has {', '.join(recording.PROBLEMS)}")
-    chosen = [find_stage(name) for name in stages] if stages else list(STAGES)
-    problems = [p for name, p in recording.PROBLEMS.items() if not problem or name in problem]
-    target = recording.record(chosen, problems, out, _command(), on_progress=console.print)
+        raise ValueError(f"problem {unknown[0]!r}: a set has {', '.join(known)}")
+    chosen = [find_stage(name) for name in stages] if stages else list(ALL_STAGES)
+    problems = [known[name] for name in problem] if problem else list(recording.PROBLEMS.values())
+    target = recording.record(
+        chosen, problems, out, _command(), on_progress=console.print, keep_reports=not tables_only
+    )
     console.print(f"recorded in {target}")
 
 
@@ -235,7 +248,19 @@ def simulate(
     source = Source.read(kernel) if is_file else chosen.source()
     page = out or Path("out/simulate") / f"{Path(source.name).stem}.html"
     opened = _open(EngineName.SIM, force, front_end)
-    raise typer.Exit(runner.simulate(chosen, source, find_problem(problem), opened, console, page))
+    taken = chosen.taken(_find_problem(problem))
+    raise typer.Exit(runner.simulate(chosen, source, taken, opened, console, page))
+
+
+def _find_problem(name: str) -> Problem:
+    """A preset, or a problem of the recorded sets."""
+    from labs_common.known_shapes import PROFILED
+    from labs_common.recorded import PROBLEMS
+
+    known = PRESETS | PROBLEMS | PROFILED
+    if name not in known:
+        raise ValueError(f"problem {name!r}: allowed are {', '.join(known)}")
+    return known[name]
 
 
 def _command() -> str:

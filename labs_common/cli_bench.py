@@ -158,8 +158,8 @@ def peers(
 ) -> None:
     """The last stages beside public kernels (FlashInfer, cuDNN, torch and others) on this GPU."""
     from labs_common import peer_bench
+    from labs_common.known_shapes import SHAPES
     from labs_common.peers import OURS
-    from labs_common.roof_bench import SHAPES
 
     for chosen, allowed in ((shape, tuple(SHAPES)), (dtype, peer_bench.DTYPES)):
         for name in chosen or ():

@@ -37,7 +37,7 @@ def hint(
 
 def release(
     folder: Annotated[Path, typer.Argument(help="new or empty")],
-    stage: Annotated[list[str] | None, typer.Option(help="that it is for; all by default")] = None,
+    stage: Annotated[list[str] | None, typer.Option(help="that it is for; 00 to 05 by default")] = None,
 ) -> None:
     """Write the student edition: kernels without body, open notebooks, counts as CSV."""
     from labs_common.editions import release as write_release

@@ -17,7 +17,7 @@ from labs_common.inputs import Inputs
 from labs_common.layouts import chunk_elements
 from labs_common.partitioned_warp import row_lanes
 from labs_common.plans import WARP_SIZE, Device, Plan
-from labs_common.problem import Problem
+from labs_common.problem import FP8, Problem
 from labs_common.stages import Stage
 
 SECTOR_BYTES = 32  # what the memory system moves at least
@@ -247,10 +247,15 @@ def ownership(stage: Stage, problem: Problem, device: Device | None = None) -> C
 
 
 def owned_dimensions(plan: Plan, problem: Problem, lane: int) -> list[int]:
-    """Output dimensions that a thread owns: one; a chunk of 4 in every 128 where the plan has chunks of 4; in
-    stage 05 its chunks of 16 bytes of a row that ROW_LANES lanes share.
+    """Output dimensions that a thread owns: one; a chunk of 4 in every 128 where the plan has chunks of 4;
+    from stage 05 on its chunks of 16 bytes of a row that ROW_LANES lanes share, or rows of its fragments.
     """
-    if "PARTITION_TOKENS" in plan.defines:
+    if "MMA_TYPE" in plan.defines and problem.dtype == FP8:
+        halves = range(0, problem.head_dim, 16)
+        return [half + 2 * (lane // 4) + i for half in halves for i in (0, 1)]
+    if "MMA_TYPE" in plan.defines:
+        return list(range(lane // 4, problem.head_dim, 8))
+    if "TILE_TOKENS" in plan.defines:
         size = chunk_elements(problem)
         lanes = row_lanes(plan, problem)
         chunks = range(lane % lanes, problem.head_dim // size, lanes)

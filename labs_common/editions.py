@@ -20,7 +20,7 @@ from labs_common.exercise import cut
 from labs_common.open_kernels import write_tables
 from labs_common.predictions import ANSWER_TAG, COUNTED
 from labs_common.source import BEGIN, KERNELS, Source
-from labs_common.stages import STAGES, Stage, find_stage
+from labs_common.stages import ALL_STAGES, STAGES, Stage, find_stage
 
 ROOT = KERNELS.parent
 EDITION_FILE = "edition.json"
@@ -38,6 +38,21 @@ _TOP_LEVEL = (
 _PACKAGE_SUFFIXES = {".py", ".cu", ".cuh", ".h", ".toml"}
 _DATA_SUFFIXES = {".csv", ".json"}
 _TODO_CELL = "### BEGIN SOLUTION", "### END SOLUTION"
+
+# Earlier stages whose answers stand in a stage's file outside its regions, or in the headers it needs.
+_HOLDS_ANSWERS = {
+    "06_async_ring": ("05",),
+    "07_tensor_core": ("05",),
+    "08_balanced_plan": ("05", "06", "07"),
+    "09_memory_roof": ("05", "06", "07", "08"),
+}
+_HEADERS = {
+    "page_ring.cuh": "06",
+    "partials.cuh": "06",
+    "fragments.cuh": "07",
+    "tile_fma.cuh": "08",
+    "tile_mma.cuh": "08",
+}  # and the first stage that needs each
 
 _TEACHERS_COMMANDS = tuple(f"| `palab {name}" for name in ("record", "release", "grade", "bench"))
 
@@ -58,9 +73,10 @@ Counts of the lab's own kernels are in `data/counted`, profiles of real GPUs in 
 
 _SOLUTION_GUIDE = """# Solution
 
-All kernels are whole, in `kernels/`, and so are other ways to do the same in `kernels/variants/`. The
-notebooks in `notebooks/` have their outputs; `out/` has those that were executed for this edition as HTML,
-their figures as PNG. `make lab` sets up and opens JupyterLab. Profiles of real GPUs are in `data/recorded`.
+All kernels are whole, in `kernels/` and `kernels/roof/`, and so are other ways to do the same in
+`kernels/variants/`. The notebooks in `notebooks/` have their outputs; `out/` has those that were executed for
+this edition as HTML, their figures as PNG. `make lab` sets up and opens JupyterLab. Profiles of real GPUs are
+in `data/recorded`.
 """
 
 _TESTS = '''"""Every kernel in kernels/mine is checked in its stage's place."""
@@ -71,10 +87,10 @@ from labs_common.check import check
 from labs_common.engines import open_engine
 from labs_common.exercise import OWN_KERNELS
 from labs_common.source import Source
-from labs_common.stages import STAGES
+from labs_common.stages import ALL_STAGES
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.id)
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
 def test_own_kernel(stage):
     path = OWN_KERNELS / stage.path.name
     if not path.exists():
@@ -91,47 +107,63 @@ def release(
 ) -> list[Path]:
     """Write the edition that students get.
 
-    The kernels of the given stages and of all later ones have no body: a later stage holds an earlier one's
-    answer. Notebooks are those up to the last given stage, not executed, answers open. Reports and other
-    files that show a kernel's code are left out; counts of the lab's own kernels come as CSV.
+    The kernels of the given stages and of later ones have no body: a later stage holds an earlier one's
+    answer. Stages towards the roof come up to the last given one only, since their headers hold answers too.
+    Notebooks are those up to the last given stage, not executed, answers open. Reports and other files that
+    show a kernel's code are left out; counts of the lab's own kernels come as CSV.
 
     Args:
         folder: new or empty.
-        stages: that the edition is for; all by default.
+        stages: that the edition is for; 00 to 05 by default.
         engine: that counts; by default the simulator.
 
     Returns:
         The files written, relative to ``folder``.
 
     Raises:
-        ValueError: an unknown stage, a folder with something in it, or a kernel that cannot be cut.
+        ValueError: an unknown stage, stages of which one holds another's answer, a folder with something in
+            it, or a kernel that cannot be cut.
     """
     chosen = [find_stage(stage) for stage in stages] if stages else list(STAGES)
-    first = min(STAGES.index(stage) for stage in chosen)
-    last = max(STAGES.index(stage) for stage in chosen)
-    emptied = STAGES[first:]
+    last = max(ALL_STAGES.index(stage) for stage in chosen)
+    held = ALL_STAGES[: max(last + 1, len(STAGES))]
+    emptied = held[min(ALL_STAGES.index(stage) for stage in chosen) :]
+    _refuse_answers(held, emptied)
     _prepare(folder)
     _copy_package(folder)
     readme = folder / "README.md"
-    readme.write_text(student_readme(readme.read_text(encoding="utf-8")), encoding="utf-8")
-    for path in sorted(KERNELS.glob("*.cuh")):
-        _copy(path, folder)
-    for stage in STAGES:
-        target = folder / "kernels" / stage.path.name
+    readme.write_text(student_readme(readme.read_text(encoding="utf-8"), held), encoding="utf-8")
+    for path in sorted([*KERNELS.glob("*.cuh"), *(KERNELS / "roof").glob("*.cuh")]):
+        if path.parent == KERNELS or _HEADERS[path.name] <= held[-1].id:
+            _copy(path, folder)
+    for stage in held:
+        target = folder / stage.path.relative_to(ROOT)
+        target.parent.mkdir(exist_ok=True)
         text = _emptied(stage).text if stage in emptied else stage.source().text
         target.write_text(text, encoding="utf-8")
-    for name in ("start_here", *(stage.id for stage in STAGES[: last + 1])):
+    for name in ("start_here", *(stage.id for stage in ALL_STAGES[: last + 1])):
         path = notebook_files.NOTEBOOKS / f"{name}.ipynb"
         if path.exists():
             notebook = open_notebook(notebook_files.read(path))
             notebook_files.write(notebook, folder / "notebooks" / path.name)
     _copy_data(folder, emptied[0])
-    write_tables(folder / COUNTED.relative_to(ROOT), engine or open_engine("sim"))
+    write_tables(folder / COUNTED.relative_to(ROOT), engine or open_engine("sim"), held)
     (folder / "tests").mkdir()
     (folder / "tests" / "test_own_kernels.py").write_text(_TESTS, encoding="utf-8")
     names = ", ".join(stage.id for stage in emptied)
     _finish(folder, "student", chosen, _GUIDE.format(names=names))
     return _written(folder)
+
+
+def _refuse_answers(held: Sequence[Stage], emptied: Sequence[Stage]) -> None:
+    """ValueError where the files of a stage would show what another one asks for."""
+    for stage in held:
+        told = [one.id for one in emptied if one.id[:2] in _HOLDS_ANSWERS.get(stage.id, ())]
+        if told:
+            raise ValueError(
+                f"{stage.id} and its headers hold the answer to {' and '.join(told)}: "
+                f"hand it out in an edition of its own"
+            )
 
 
 def solution(folder: Path, execute: bool = True, stages: Sequence[str | int] | None = None) -> list[Path]:
@@ -152,7 +184,9 @@ def solution(folder: Path, execute: bool = True, stages: Sequence[str | int] | N
     chosen = None if stages is None else [find_stage(stage).id for stage in stages]
     _prepare(folder)
     _copy_package(folder)
-    for path in sorted([*KERNELS.glob("*.cu*"), *(KERNELS / "variants").glob("*.cu*")]):
+    for path in sorted(
+        [*KERNELS.glob("*.cu*"), *(KERNELS / "roof").glob("*.cu*"), *(KERNELS / "variants").glob("*.cu*")]
+    ):
         _copy(path, folder)
     names = [name for name in notebook_files.NAMES if (notebook_files.NOTEBOOKS / f"{name}.ipynb").exists()]
     to_run = [name for name in names if execute and (chosen is None or name in chosen)]
@@ -167,20 +201,27 @@ def solution(folder: Path, execute: bool = True, stages: Sequence[str | int] | N
     for path in sorted((ROOT / "data").rglob("*")):
         if path.is_file():
             _copy(path, folder)
-    _finish(folder, "solution", STAGES, _SOLUTION_GUIDE)
+    _finish(folder, "solution", ALL_STAGES, _SOLUTION_GUIDE)
     return _written(folder)
 
 
-def student_readme(text: str) -> str:
+def student_readme(text: str, held: Sequence[Stage] = STAGES) -> str:
     """The README without answers to predictions, commands of teachers, and links that lead nowhere.
 
     Args:
         text: the lab's README.
+        held: stages that the edition has.
     """
-    ideas = ["| stage | idea |", "|---|---|", *(f"| `{stage.id}` | {stage.idea} |" for stage in STAGES)]
+    ideas = ["| stage | idea |", "|---|---|", *(f"| `{stage.id}` | {stage.idea} |" for stage in held)]
     begin, end = text.index("## The stages"), text.index("## `palab`")
     stages = "\n".join(
-        ["## The stages", "", *ideas, "", "A stage is `kernels/NN_name.cu` and `notebooks/NN_name.ipynb`."]
+        [
+            "## The stages",
+            "",
+            *ideas,
+            "",
+            "A stage is `kernels/NN_name.cu` (from 06 on in `kernels/roof/`) and `notebooks/NN_name.ipynb`.",
+        ]
     )
     text = f"{text[:begin]}{stages}\n\n{text[end:]}"
     lines = [line for line in text.split("\n") if not line.startswith(_TEACHERS_COMMANDS)]

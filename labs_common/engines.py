@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -422,6 +424,12 @@ class SimulatorEngine(Engine):
         self._front_end_name = front_end
         self.schedule = schedule
 
+    def interpreting(self) -> SimulatorEngine:
+        """The same without machine code, which for a large kernel takes longer than a small problem."""
+        other = copy.copy(self)
+        other.core = "numpy"
+        return other
+
     @functools.cached_property
     def front_end(self) -> FrontEnd:
         """What compiles the kernels.
@@ -464,29 +472,32 @@ class SimulatorEngine(Engine):
             self._refuse_long(call, problem)
         gpu = find_gpu(self.device.name)
         tables, findings, mix, seconds = [], [], {}, 0.0
-        for number, launch in enumerate(call.launches):
-            kernel = call.kernels[launch.entry]
-            kernel(launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes)
-            result = kernel.module.last_launch
-            findings += result.findings
-            mix[launch.entry] = result.counters.mix()
-            seconds += result.seconds
-            if not metrics:
-                continue
-            figures = kernel.module.resources(launch.entry)
-            tables.append(
-                counted_metrics(
-                    result.counters,
-                    launch,
-                    number,
-                    figures and figures.resources,
-                    kernel.program.shared_static,
-                    gpu,
-                    self.front_end.tool,
-                    stage.id,
-                    problem.name,
+        with ThreadPoolExecutor(1) as beside:  # ptxas works while the launches run
+            wanted = call.kernels if metrics else {}
+            figures = {name: beside.submit(k.module.resources, name) for name, k in wanted.items()}
+            for number, launch in enumerate(call.launches):
+                kernel = call.kernels[launch.entry]
+                kernel(launch.grid, launch.block, call.arguments, shared_mem=launch.shared_bytes)
+                result = kernel.module.last_launch
+                findings += result.findings
+                mix[launch.entry] = result.counters.mix()
+                seconds += result.seconds
+                if not metrics:
+                    continue
+                found = figures[launch.entry].result()
+                tables.append(
+                    counted_metrics(
+                        result.counters,
+                        launch,
+                        number,
+                        found and found.resources,
+                        kernel.program.shared_static,
+                        gpu,
+                        self.front_end.tool,
+                        stage.id,
+                        problem.name,
+                    )
                 )
-            )
         table = metrics_table.concat(tables) if tables else metrics_table.empty()
         return Outcome(self.read(call, problem), table, tuple(findings), self.name, seconds, mix)
 

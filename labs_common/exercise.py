@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from labs_common.check import CHECK_PROBLEMS, Report
+from labs_common.check import Report, check_problems
 from labs_common.check import check as check_source
 from labs_common.course import Exercise, Step, exercise_of
 from labs_common.engines import Engine, open_engine
@@ -280,7 +280,7 @@ def check(
     asked = () if problems is None else (problems,)
     report = check_source(own_source(chosen, folder), chosen, engine, *asked)
     if not report.results and report.error is None:
-        reasons = {chosen.supports(problem, engine.device) for problem in problems or CHECK_PROBLEMS}
+        reasons = {chosen.supports(problem, engine.device) for problem in problems or check_problems(chosen)}
         raise ValueError(f"nothing was run: {'; '.join(sorted(map(str, reasons)))}")
     print_report(report, console)
     print_steps(report, console)

@@ -6,6 +6,7 @@ kernel cuts its work (`Work`), which follows from its plan.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,8 @@ FLOAT_TINY = float(np.finfo(np.float32).tiny)  # below it -ftz=true gives 0
 
 # How an element of a modelled output binds a kernel that has the fault.
 EXACT, NOTHING_SUMMED, ANYTHING = 0, 1, 2
+SLACK = 5e-4  # of a row's largest element: what a float32 kernel may differ from a model
+SLACK_16_BITS = 2e-3  # and one that rounds weights and output to 16 bits
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Work:
         lanes_own_output: whether a lane weights its values by the score that it holds itself.
         lane_0_hands_on: whether only lane 0's maximum and sum reach the merge.
         online: whether tokens enter the softmax one by one, in order.
+        merges_cuts_only: whether a context of a single part is never merged.
         warp_tiles: tokens of a tile and the warps that share them, where a warp's softmax takes tiles.
     """
 
@@ -50,6 +54,7 @@ class Work:
     lanes_own_output: bool
     lane_0_hands_on: bool
     online: bool
+    merges_cuts_only: bool = False
     warp_tiles: tuple[int, int] | None = None
 
     @property
@@ -63,9 +68,11 @@ def work_of(problem: Problem, plan: Plan) -> Work:
 
     A block of ``head_dim`` threads has one dimension a thread (00, 01); with ``CHUNKS_PER_LANE`` a lane has
     chunks of four dimensions, 32 chunks apart (02 to 04); ``splits`` are runs of whole pages (04),
-    ``partitions`` runs of tokens (05).
+    ``partitions`` runs of tokens (05 to 07). Where the host plans segments (08, 09), each block gets one tile
+    of a problem as small as a probe.
     """
     dims = np.arange(problem.head_dim)
+    in_tiles = "partitions" in plan.numbers or "segments" in plan.tables
     splits, cut, warp_tiles = 1, lambda length: [np.arange(length)], None
     if "splits" in plan.numbers:
         splits = plan.numbers["splits"]
@@ -87,11 +94,18 @@ def work_of(problem: Problem, plan: Plan) -> Work:
                 plan.launches[0].block[0] // WARP_SIZE // head_sets,
             )
 
+    if "segments" in plan.tables:
+        tokens = int(plan.defines["TILE_TOKENS"])
+        splits = max(1, -(-max(problem.context_lengths, default=0) // tokens))
+
+        def cut(length: int) -> list[np.ndarray]:
+            return [np.arange(min(i * tokens, length), min((i + 1) * tokens, length)) for i in range(splits)]
+
     if "CHUNKS_PER_LANE" in plan.defines:
         covered = int(plan.defines["CHUNKS_PER_LANE"]) * WARP_SIZE * CHUNK
         dims = np.arange(covered)
         lane, warp = dims // CHUNK % WARP_SIZE, np.zeros(covered, int)
-    elif "partitions" in plan.numbers:
+    elif in_tiles:
         covered = problem.head_dim
         lane, warp = np.zeros(covered, int), np.zeros(covered, int)
     else:
@@ -107,7 +121,8 @@ def work_of(problem: Problem, plan: Plan) -> Work:
         covered_dims=covered,
         lanes_own_output="CHUNKS_PER_LANE" in plan.defines,
         lane_0_hands_on="splits" in plan.numbers,
-        online="partitions" not in plan.numbers,
+        online=not in_tiles,
+        merges_cuts_only="segments" in plan.tables,
         warp_tiles=warp_tiles,
     )
 
@@ -251,6 +266,21 @@ class Rules:
 
 
 RIGHT = Rules()
+_RIGHT_MERGE = {
+    name: getattr(RIGHT, name)
+    for name in (
+        "merged",
+        "divide_parts",
+        "restore_parts",
+        "guard_parts",
+        "weight_part_sums",
+        "weight_part_values",
+        "part_sums",
+        "weight_new_sums",
+        "weight_new_values",
+        "average",
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -261,13 +291,15 @@ class Modelled:
         output: ``[batch, query_heads, head_dim]`` float64.
         binding: the same shape; EXACT where the output must be this, NOTHING_SUMMED where it must not be a
             number or be 0, ANYTHING where memory is read that is not the problem's.
+        slack: what a kernel may differ from it, of a row's largest element.
     """
 
     output: np.ndarray
     binding: np.ndarray
+    slack: float = SLACK
 
 
-def model(case: Case, rules: Rules) -> Modelled:
+def model(case: Case, rules: Rules, slack: float = SLACK) -> Modelled:
     """The output of a kernel that follows ``rules``, in float64, with float32's range for the weights."""
     problem = case.problem
     shape = (problem.batch, problem.query_heads, problem.head_dim)
@@ -275,7 +307,7 @@ def model(case: Case, rules: Rules) -> Modelled:
     with np.errstate(all="ignore"):
         for row in range(problem.batch):
             _model_row(case, rules, row, output[row], binding[row])
-    return Modelled(output, binding)
+    return Modelled(output, binding, slack)
 
 
 def _model_row(case: Case, rules: Rules, row: int, output: np.ndarray, binding: np.ndarray) -> None:
@@ -294,6 +326,8 @@ def _model_row(case: Case, rules: Rules, row: int, output: np.ndarray, binding: 
         # A split whose every score is NaN keeps the maximum -INFINITY; whether it is then skipped is open.
         outside |= len(tokens) > 0 and np.isnan(scores).all(axis=(1, 2)) & (case.work.splits > 1)
     maxima, sums, values = (np.stack(part) for part in zip(*parts, strict=True))
+    if case.work.merges_cuts_only and int((sums > 0).any(axis=(1, 2)).sum()) == 1:
+        rules = dataclasses.replace(rules, **_RIGHT_MERGE)
     chosen = list(rules.merged(len(parts)))
     if chosen:
         total, weighted = _merge(rules, maxima[chosen], sums[chosen], values[chosen])
@@ -437,9 +471,6 @@ def _merge_in_order(rules: Rules, maxima: np.ndarray, sums: np.ndarray, values: 
     return total, merged
 
 
-SLACK = 5e-4  # of a row's largest element: what a float32 kernel may differ from a model
-
-
 def told_apart(one: Modelled, other: Modelled, margin: float = 10.0) -> bool:
     """Whether no output could be taken for both, with a margin of ``margin`` times ``SLACK``."""
     both = (one.binding == EXACT) & (other.binding == EXACT)
@@ -455,13 +486,12 @@ def told_apart(one: Modelled, other: Modelled, margin: float = 10.0) -> bool:
     return bool(apart.any())
 
 
-def fits(output: np.ndarray, modelled: Modelled, slack: float = SLACK) -> bool:
+def fits(output: np.ndarray, modelled: Modelled) -> bool:
     """Whether an output is what a model says.
 
     Args:
         output: ``[batch, query_heads, head_dim]``.
         modelled: a right or wrong output.
-        slack: allowed difference, of the row's largest element.
     """
     output = np.asarray(output, np.float64)
     exact = modelled.binding == EXACT
@@ -470,7 +500,7 @@ def fits(output: np.ndarray, modelled: Modelled, slack: float = SLACK) -> bool:
         return False
     summed = exact & number
     difference = np.abs(np.where(summed, output, 0.0) - np.where(summed, modelled.output, 0.0))
-    if (difference > slack * _row_size(modelled)).any():
+    if (difference > modelled.slack * _row_size(modelled)).any():
         return False
     nothing = modelled.binding == NOTHING_SUMMED
     return not (np.isfinite(output) & (output != 0) & nothing).any()

@@ -15,6 +15,8 @@ from labs_common.fault_model import (
     CHUNK,
     EXACT,
     RIGHT,
+    SLACK,
+    SLACK_16_BITS,
     Case,
     Modelled,
     Rules,
@@ -27,7 +29,7 @@ from labs_common.fault_model import (
 )
 from labs_common.inputs import Inputs
 from labs_common.plans import WARP_SIZE, Device, Plan
-from labs_common.probes import PROBES
+from labs_common.probes import probes_of
 from labs_common.problem import Problem
 from labs_common.stages import Stage
 
@@ -712,14 +714,16 @@ def probe_models(stage: Stage, device: Device | None = None) -> Mapping[str, Map
     are those that no probe tells from the right answer, or from a kernel that does nothing.
     """
     cases: dict[str, Case] = {}
-    for probe in PROBES:
-        if stage.supports(probe.problem, device) is not None:
-            continue
+    for probe in probes_of(stage, device).values():
         case = Case(probe.problem, probe.inputs(), work_of(probe.problem, probe.plan(stage, device)))
         cases[probe.name] = case
+    slack = SLACK_16_BITS if stage.tensor_cores else SLACK
     possible = [fault for fault in FAULTS if any(fault.applies(case.work) for case in cases.values())]
     found = {
-        name: {"right": model(case, RIGHT), **{fault.name: model(case, fault.rules) for fault in possible}}
+        name: {
+            "right": model(case, RIGHT, slack),
+            **{fault.name: model(case, fault.rules, slack) for fault in possible},
+        }
         for name, case in cases.items()
     }
     names = [

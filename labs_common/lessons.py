@@ -23,15 +23,15 @@ from labs_common.explain import explain
 from labs_common.gpus import display_name
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
-from labs_common.open_kernels import counted, is_open, kernel_of
+from labs_common.open_kernels import GROWING, counted, growing, is_open, kernel_of
 from labs_common.predictions import score
 from labs_common.predictions import table as score_table
 from labs_common.problem import PRESETS, Problem
 from labs_common.recorded import PROBLEMS, RECORDED, recorded_metrics
 from labs_common.reference import reference
 from labs_common.simt.errors import Fault, LaunchError, SimulationError
-from labs_common.source import KERNELS, Source
-from labs_common.stages import STAGES, Stage, find_stage
+from labs_common.source import HEADERS, KERNELS, Source
+from labs_common.stages import ALL_STAGES, Stage, find_stage
 from labs_common.variants import VARIANTS
 
 LINE = 100  # characters that fit beside a notebook's margin
@@ -67,7 +67,8 @@ def show_header(name: str) -> None:
     Raises:
         FileNotFoundError: there is no such header.
     """
-    show_code((KERNELS / name).read_text(encoding="utf-8"), f"the header {name}")
+    path = next((folder / name for folder in HEADERS if (folder / name).is_file()), KERNELS / name)
+    show_code(path.read_text(encoding="utf-8"), f"the header {name}")
 
 
 def show_code(text: str, what: str) -> None:
@@ -89,7 +90,7 @@ def show_code(text: str, what: str) -> None:
 
 def until(stage: Stage) -> list[str]:
     """Ids of the stages up to this one."""
-    ids = [other.id for other in STAGES]
+    ids = [other.id for other in ALL_STAGES]
     return ids[: ids.index(stage.id) + 1]
 
 
@@ -306,6 +307,30 @@ def side_by_side(runs: Mapping[str, Metrics], metrics: Mapping[str, str] = COUNT
     return table[list(runs)]
 
 
+def per_token(columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+    """What one more token costs a query head: counts of two contexts, subtracted, so that all else cancels.
+
+    Args:
+        columns: for each column's name a stage and the dtype of its cache.
+    """
+    few, many = GROWING
+    table = {}
+    for name, (stage, dtype) in columns.items():
+        before, after = (
+            metrics_table.stage_totals(
+                metrics_table.group_launches(metrics_table.select(count([stage], problem), line=None))
+            )
+            for problem in (growing(tokens, dtype) for tokens in GROWING)
+        )
+        costs = {
+            metric: metrics_table.value(after, metric) - metrics_table.value(before, metric)
+            for metric in COUNTED
+        }
+        heads = growing(many, dtype).query_heads
+        table[name] = [f"{cost / ((many - few) * heads):,.2f}" for cost in costs.values()]
+    return pd.DataFrame(table, index=list(COUNTED.values()))
+
+
 def time_table(frame: Metrics) -> pd.DataFrame:
     """Time of each stage, how many times faster it is than the one before, and its DRAM-active cycles."""
     totals = metrics_table.stage_totals(metrics_table.group_launches(frame))
@@ -336,7 +361,7 @@ def recorded_times(folder: Path = RECORDED) -> Metrics:
 
 def explain_stage(stage: Stage, frame: Metrics) -> None:
     """Print what limits a stage and what changed since the one before, a paragraph per GPU."""
-    if frame.empty:
+    if metrics_table.select(frame, stage=stage.id).empty:
         print("no profile of this stage is recorded")
         return
     for explanation in explain(up_to(stage, frame)):

@@ -12,7 +12,7 @@ import pandas as pd
 from labs_common.gpus import gpu_id
 from labs_common.metric_names import SECTIONS, from_display, other_name, unit_of
 from labs_common.metrics import Metrics, build
-from labs_common.stages import STAGES
+from labs_common.stages import ALL_STAGES
 from labs_common.units import UnitError, base_unit, decimal_mark, is_absent, is_number, parse_number, to_base
 
 
@@ -110,7 +110,7 @@ def short_names(kernels: Iterable[str]) -> dict[str, str]:
 
 def stage_of(kernel: str) -> str:
     """The lab's stage whose entry a kernel is, or one of its further kernels; "" for a foreign one."""
-    matches = [s for s in STAGES if kernel == s.entry or kernel.startswith(s.entry + "_")]
+    matches = [s for s in ALL_STAGES if kernel == s.entry or kernel.startswith(s.entry + "_")]
     return max(matches, key=lambda s: len(s.entry)).id if matches else ""
 
 

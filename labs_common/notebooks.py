@@ -33,11 +33,11 @@ from tqdm import tqdm
 from traitlets import default
 
 from labs_common.display import DATA_KEY
-from labs_common.stages import STAGES
+from labs_common.stages import ALL_STAGES
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
-NAMES = ("start_here", *(stage.id for stage in STAGES if (NOTEBOOKS / f"{stage.id}.ipynb").exists()))
+NAMES = ("start_here", *(stage.id for stage in ALL_STAGES if (NOTEBOOKS / f"{stage.id}.ipynb").exists()))
 CELL_TIMEOUT_S = 300
 MACHINE_TAG = "palab:machine"  # on cells that tell about the machine they run on
 STARTUP_TIMEOUT_S = 120

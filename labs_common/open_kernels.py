@@ -18,22 +18,39 @@ from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
 from labs_common.plans import Device
 from labs_common.predictions import COUNTED, count_stages
-from labs_common.problem import LAYOUTS, PRESETS, Problem
+from labs_common.problem import FP8, LAYOUTS, PRESETS, Problem
 from labs_common.source import BEGIN, Source, regions
-from labs_common.stages import STAGES, Stage, find_stage
+from labs_common.stages import ALL_STAGES, STAGES, Stage, find_stage
 from labs_common.variants import VARIANTS
 
 CUB = "05_partitioned_gqa_cub"  # the variant that a notebook counts
 _RESOURCES = "resources.json"
 STUDIED_SIZES = (256, 512, 768, 1024, 1536, 2048)  # partitions in tokens, of the recorded study
 _COUNTED_PRESETS = ("tiny", "ragged")
+_COUNTED_HALF = "ragged-float16"
+GROWING = (256, 512)  # tokens: within one partition of stages 05 to 07
 _SHORTENED = PRESETS["long"].replace(context_lengths=(1_300,), name="long, shortened")
 _SHORT = PRESETS["long"].replace(context_lengths=(600,), name="600 tokens")
+
+
+def growing(tokens: int, dtype: str) -> Problem:
+    """A context that two counts of it tell what one more token costs."""
+    return Problem(32, 8, 128, 16, (tokens,), dtype, name=f"{tokens} tokens, {dtype}")
+
+
+_GROWING = {
+    f"{tokens}_tokens_{dtype}": growing(tokens, dtype)
+    for tokens in GROWING
+    for dtype in ("float32", "float16", FP8)
+}
+_ROOFS_OWN = (_COUNTED_HALF, *_GROWING)  # that only notebooks from 06 on count
 
 # The problems that notebooks count kernels on, by the name of their table.
 COUNTED_PROBLEMS: dict[str, Problem] = {
     **{name: PRESETS[name] for name in _COUNTED_PRESETS},
+    _COUNTED_HALF: PRESETS["ragged"].replace(dtype="float16", name=_COUNTED_HALF),
     "shortened_fp32": _SHORTENED.replace(dtype="float32", name="long, shortened, fp32"),
+    **_GROWING,
     **{f"600_tokens_{layout}": _SHORT.replace(layout=layout) for layout in LAYOUTS},
 }
 
@@ -81,17 +98,21 @@ def resources(stage: Stage, defines: Mapping[str, object], arch: str) -> Resourc
     return compile_resources(stage.source(), defines, arch)[stage.entry]
 
 
-def write_tables(folder: Path, engine: Engine) -> None:
+def write_tables(folder: Path, engine: Engine, stages: Sequence[Stage] = ALL_STAGES) -> None:
     """Write what takes the place of kernels without body: counts of each problem, and resources of stage 05.
 
     Args:
         folder: for the tables.
         engine: that counts.
+        stages: that the edition has.
     """
     folder.mkdir(parents=True)
+    ids = [stage.id for stage in stages]
     cub = next(variant for variant in VARIANTS if variant.id == CUB)
     for name, problem in COUNTED_PROBLEMS.items():
-        counts = [count_stages([stage.id for stage in STAGES], problem, engine)]
+        if name in _ROOFS_OWN and len(ids) <= len(STAGES):
+            continue
+        counts = [count_stages(ids[5:8] if problem in _GROWING.values() else ids, problem, engine)]
         if problem == _SHORT:
             counts.append(engine.run(cub, problem, make_inputs(problem)).metrics)
         # Of whole kernels only: lines would show how the code is laid out.

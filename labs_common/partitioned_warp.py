@@ -1,6 +1,6 @@
-"""How a warp of stage 05 is divided among query heads, tokens and chunks, as the kernel file works it out.
+"""How a warp of stage 05, or of a ring in fp32, is divided among query heads, tokens and chunks.
 
-The names are those of the constants in ``kernels/05_partitioned_gqa.cu``.
+The names are those of the constants in the kernel files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ def head_slots(plan: Plan) -> int:
     group, tile = int(plan.defines["GROUP_SIZE"]), int(plan.defines["TILE_TOKENS"])
     head_sets = -(-group // 8)
     heads = -(-group // head_sets)
-    warp_tokens = tile * head_sets // (plan.launches[0].block[0] // WARP_SIZE)
+    warps = 1 if "RING_SLOTS" in plan.defines else plan.launches[0].block[0] // WARP_SIZE
+    warp_tokens = tile * head_sets // warps if warps > 1 else tile  # a tile of a ring is one warp's
     return _power_of_two(max(heads, WARP_SIZE // warp_tokens))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from labs_common.equal_runs import Runs, equal_runs, whole_sequences
 from labs_common.layouts import chunk_elements
 from labs_common.problem import FP8, Problem
+from labs_common.roof_choice import choices
 
 WARP_SIZE = 32
 MAX_HEAD_DIM = 256
@@ -275,7 +276,7 @@ def plan_balanced(
     Args:
         blocks: that share the work, by default one a multiprocessor.
         block_heads: sets of up to 8 query heads that share a block's pages: 1, 2, 4 or 8, and a divisor of
-            their number; by default 8 where that divides, else 1.
+            their number; by default the most.
         ring_slots: tiles that a warp has in flight or in use; by default what ``RING_BYTES`` hold.
     """
     _supports_ring(problem, device)
@@ -296,36 +297,50 @@ def plan_memory_roof(
     blocks: int | None = None,
     block_heads: int | None = None,
     ring_slots: int | None = None,
-    evict_first: bool = True,
-    whole: bool = False,
+    evict_first: bool | None = None,
+    whole: bool | None = None,
     merge_rows: int | None = None,
 ) -> Plan:
     """As stage 08, with a merge of nothing but what was cut, or of nothing (09).
 
+    What is not given is chosen by cost, see ``roof_choice``.
+
     Args:
-        blocks: that share the work, by default one a multiprocessor.
+        blocks: that share the work of equal runs, by default one a multiprocessor.
         block_heads: as for stage 08.
         ring_slots: as for stage 08.
         evict_first: let L2 drop keys and values first, which nobody reads twice.
         whole: a block for every sequence and head group in place of equal runs.
-        merge_rows: threads that share a column in the merge; by default one for every four pieces.
+        merge_rows: threads that share a column in the merge, by default one for every four pieces.
     """
     _supports_ring(problem, device)
-    groups, block_heads = _head_groups(problem, block_heads)
-    if whole:
+    if block_heads is not None:
+        _head_groups(problem, block_heads)
+    asked = {"block_heads": block_heads, "ring_slots": ring_slots, "evict_first": evict_first, "whole": whole}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    ways = choices(
+        problem, device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
+    )
+    best = next(
+        way
+        for way in ways
+        if asked.get("block_heads", way.block_heads) == way.block_heads
+        and asked.get("whole", way.whole) == way.whole
+    )
+    best = dataclasses.replace(best, **asked)
+    groups, block_heads = _head_groups(problem, best.block_heads)
+    if best.whole:
         runs = whole_sequences(problem.context_lengths, groups)
     else:
         runs = _equal_runs(
             problem, groups, block_heads, _at_least_1("blocks", blocks, device.multiprocessors)
         )
-    if merge_rows is None:
-        most = int(runs.pieces[:, 1].max(initial=1))
-        merge_rows = min(8, 1 << (max(1, most // 4) - 1).bit_length())
-    _at_least_1("merge_rows", merge_rows, 1)
+    most = int(runs.pieces[:, 1].max(initial=1))
+    merge_rows = _at_least_1("merge_rows", merge_rows, min(8, 1 << (max(1, most // 4) - 1).bit_length()))
     merges = runs.merges(groups)
     table = merges if len(merges) else np.zeros((1, 4), np.int32)  # an array needs something in it
-    plan = _planned(entry, problem, runs, block_heads, ring_slots, {"merges": table})
-    defines = {**plan.defines, "EVICT_FIRST": int(evict_first), "MERGE_ROWS": merge_rows}
+    plan = _planned(entry, problem, runs, block_heads, best.ring_slots, {"merges": table})
+    defines = {**plan.defines, "EVICT_FIRST": int(best.evict_first), "MERGE_ROWS": merge_rows}
     launches = plan.launches
     if len(merges):
         rows = block_heads * _set_heads(problem)
@@ -352,7 +367,7 @@ def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
     """Groups of sets of heads that a block attends for, and the sets in one."""
     sets = problem.kv_heads * -(-problem.group_size // 8)
     if block_heads is None:
-        block_heads = 1 if sets % RING_WARPS else RING_WARPS
+        block_heads = next(heads for heads in (8, 4, 2, 1) if sets % heads == 0)
     if block_heads not in (1, 2, 4, 8) or sets % block_heads:
         raise ValueError(
             f"block_heads={block_heads!r} must be 1, 2, 4 or 8 and divide the {sets} sets of heads"
@@ -362,7 +377,7 @@ def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
 
 def _equal_runs(problem: Problem, groups: int, block_heads: int, blocks: int) -> Runs:
     rows = block_heads * _set_heads(problem)
-    return equal_runs(problem.context_lengths, groups, blocks, _tile_tokens(problem), rows)
+    return equal_runs(problem.context_lengths, groups, blocks, ring_tile_tokens(problem), rows)
 
 
 def _planned(
@@ -413,14 +428,14 @@ def _supports_ring(problem: Problem, device: Device) -> None:
         raise ValueError(f"page_size={problem.page_size}: this stage takes 8 and multiples of 16")
 
 
-def _tile_tokens(problem: Problem) -> int:
+def ring_tile_tokens(problem: Problem) -> int:
     """Rows of a ring's tile: those of a matrix for tensor cores, or what lanes hold in fp32."""
     return 8 if problem.dtype == "float32" else 16
 
 
 def _ring_defines(problem: Problem, warps: int, ring_slots: int | None) -> tuple[dict[str, int | str], int]:
     """The macros of ``page_ring.cuh``, and the bytes of a tile."""
-    tile_tokens = _tile_tokens(problem)
+    tile_tokens = ring_tile_tokens(problem)
     tile_bytes = tile_tokens * problem.head_dim * problem.itemsize
     if ring_slots is None:
         ring_slots = min(4, max(2, RING_BYTES // (warps * tile_bytes)))

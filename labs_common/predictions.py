@@ -8,6 +8,7 @@ time, registers, occupancy and limiter come from a recorded profile of a named G
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import math
 import sys
@@ -24,14 +25,14 @@ from labs_common.explain import limiter_of
 from labs_common.gpus import display_name
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
-from labs_common.problem import PRESETS, Problem, find_problem
+from labs_common.problem import PRESETS, Problem
 from labs_common.recorded import RECORDED, recorded_metrics
-from labs_common.stages import STAGES, Stage, find_stage
+from labs_common.stages import Stage, find_stage, stage_before
 
 ANSWER_TAG = "palab:answer:"
 COUNTED = RECORDED.parent / "counted"  # tables of counts, in editions whose kernels have no body
-COUNTED_PROBLEM = "ragged"
-TIMED_PROBLEM = "seed"
+COUNTED_PROBLEM = PRESETS["ragged"]  # in the number format that a stage is taught with, as the next one
+TIMED_PROBLEM = PRESETS["seed"]
 DEFAULT_GPU = "h200"
 DIRECTIONS = ("up", "down", "same")
 
@@ -52,7 +53,7 @@ class Question:
 
     Attributes:
         id: key of the answer.
-        asks: the question, with the unit of the answer.
+        asks: the question, with the unit of the answer; in ``QUESTIONS`` with the problem's name left open.
         kind: "amount" (a number, within a factor), or "choice" (one of ``choices``).
         choices: allowed answers of a choice.
         factor: how far an amount may be off, up or down.
@@ -68,20 +69,18 @@ class Question:
 
 
 QUESTIONS: tuple[Question, ...] = (
-    Question(
-        "megabytes_read", f"MB that problem {COUNTED_PROBLEM} must read from DRAM", "amount", factor=1.25
-    ),
+    Question("megabytes_read", "MB that problem {counted} must read from DRAM", "amount", factor=1.25),
     Question(
         "load_requests",
-        f"global load requests of the stage before, divided by this one's, on {COUNTED_PROBLEM}",
+        "global load requests of the stage before, divided by this one's, on {counted}",
         "amount",
         factor=1.5,
         needs_previous=True,
     ),
-    Question("limiter", f"what limits it on problem {TIMED_PROBLEM}, on an H200", "choice", tuple(LIMITERS)),
+    Question("limiter", "what limits it on problem {timed}, on an H200", "choice", tuple(LIMITERS)),
     Question(
         "times_faster",
-        f"how many times faster than the stage before, on problem {TIMED_PROBLEM}, on an H200",
+        "how many times faster than the stage before, on problem {timed}, on an H200",
         "amount",
         factor=1.5,
         needs_previous=True,
@@ -140,8 +139,13 @@ class Scored:
 
 def questions(stage: str | int | Stage) -> tuple[Question, ...]:
     """The predictions that a stage asks for; the first stage has none before it to compare with."""
-    first = _stage(stage) == STAGES[0]
-    return tuple(question for question in QUESTIONS if not (first and question.needs_previous))
+    chosen = _stage(stage)
+    problems = {"counted": chosen.typed(COUNTED_PROBLEM).name, "timed": chosen.typed(TIMED_PROBLEM).name}
+    return tuple(
+        dataclasses.replace(question, asks=question.asks.format(**problems))
+        for question in QUESTIONS
+        if stage_before(chosen) or not question.needs_previous
+    )
 
 
 def answer_cell(stage: str | int | Stage) -> str:
@@ -279,20 +283,20 @@ def _check_kind(question: Question, answer: object) -> None:
 # ---- what is true ----------------------------------------------------------------------------------------
 
 
-def reference_counts(stages: Sequence[str], problem: str, engine: Engine | None = None) -> Metrics:
-    """What the lab's own kernels count on a preset.
+def reference_counts(stages: Sequence[str], problem: Problem, engine: Engine | None = None) -> Metrics:
+    """What the lab's own kernels count on a problem.
 
     In an edition whose kernels have no body the counts are those of ``data/counted/<problem>.csv``.
 
     Args:
         stages: ids.
-        problem: name of a preset.
+        problem: what to compute.
         engine: that counts where there is no table; by default the simulator.
     """
-    path = COUNTED / f"{problem}.csv"
+    path = COUNTED / f"{problem.name}.csv"
     if path.exists():
         return metrics_table.select(metrics_table.load_csv(path), stage=list(stages))
-    return count_stages(stages, find_problem(problem), engine or open_engine("sim"))
+    return count_stages(stages, problem, engine or open_engine("sim"))
 
 
 def count_stages(stages: Sequence[str], problem: Problem, engine: Engine) -> Metrics:
@@ -309,16 +313,16 @@ def count_stages(stages: Sequence[str], problem: Problem, engine: Engine) -> Met
 def _truths(
     stage: Stage, gpu: str, engine: Engine | None, recorded: Metrics | None, counted: Metrics | None
 ) -> dict[str, Truth]:
-    previous = STAGES[STAGES.index(stage) - 1] if stage != STAGES[0] else None
+    previous, timed = stage_before(stage), stage.typed(TIMED_PROBLEM).name
     ids = [one.id for one in (previous, stage) if one]
     if counted is None:
-        counted = reference_counts(ids, COUNTED_PROBLEM, engine)
+        counted = reference_counts(ids, stage.typed(COUNTED_PROBLEM), engine)
     if recorded is None:
-        recorded = recorded_metrics(problem=TIMED_PROBLEM, gpu=gpu)
+        recorded = recorded_metrics(problem=timed, gpu=gpu)
     counts = metrics_table.stage_totals(
         metrics_table.group_launches(metrics_table.select(counted, line=None))
     )
-    profile = metrics_table.select(recorded, gpu=gpu, problem=TIMED_PROBLEM)
+    profile = metrics_table.select(recorded, gpu=gpu, problem=timed)
     ncu, events = (metrics_table.select(profile, tool=tool) for tool in ("ncu", "events"))
     where = _named(gpu)
     before = previous.id if previous else ""
@@ -341,12 +345,13 @@ def _named(gpu: str) -> str:
 
 def _bytes(counts: Metrics, stage: Stage) -> Truth:
     amount = metrics_table.value(counts, names.DRAM_READ_BYTES, stage=stage.id)
-    least = PRESETS[COUNTED_PROBLEM].minimum_bytes / 1e6
+    problem = stage.typed(COUNTED_PROBLEM)
+    least = problem.minimum_bytes / 1e6
     return _amount(
         amount / 1e6,
         "MB, distinct sectors counted",
         f"Every valid key and value once, with queries and tables {least:.2f} MB: two caches, kv_heads (not "
-        "query_heads) times head_dim times 4 bytes for each token.",
+        f"query_heads) times head_dim times {problem.itemsize} bytes for each token.",
     )
 
 

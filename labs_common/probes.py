@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from labs_common.inputs import Inputs, make_inputs
 from labs_common.layouts import from_nhd, to_nhd
 from labs_common.plans import Device, Plan
 from labs_common.problem import Problem
-from labs_common.stages import Stage
+from labs_common.stages import ROOF, Stage
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,13 @@ class Probe:
     splits: int = 3
     partition_tokens: int = 32
     tile_tokens: int | None = None
+
+    def fitted(self, stage: Stage) -> Probe:
+        """It as a stage can take it: in its number format, and for a ring with a head_dim that is."""
+        problem = stage.typed(self.problem)
+        if stage in ROOF:
+            problem = problem.replace(head_dim=-(-problem.head_dim // 32) * 32)
+        return dataclasses.replace(self, problem=problem)
 
     def inputs(self) -> Inputs:
         """Its arrays, the same every time."""
@@ -59,6 +67,8 @@ class Probe:
             options["splits"] = self.splits
         if "partitions" in numbers:
             options["partition_tokens"] = self.partition_tokens
+        if "merges" in stage.plan(self.problem, device).tables:
+            options["whole"] = False  # so that there is something to merge
         return stage.plan(self.problem, device, **options)
 
 
@@ -131,3 +141,10 @@ PROBES: tuple[Probe, ...] = (
         _as_they_are,
     ),
 )
+
+
+@lru_cache(maxsize=32)
+def probes_of(stage: Stage, device: Device | None = None) -> dict[str, Probe]:
+    """The probes of a stage by name, each as the stage can take it; without those that it cannot."""
+    fitted = {probe.name: probe.fitted(stage) for probe in PROBES}
+    return {name: probe for name, probe in fitted.items() if stage.supports(probe.problem, device) is None}

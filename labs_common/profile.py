@@ -25,6 +25,7 @@ from labs_common.problem import Problem
 from labs_common.source import KERNELS, NEUTRAL_FOLDER
 from labs_common.stages import Stage
 
+MADE_ON_THE_GPU = 1 << 28  # bytes of keys and values from which the host would take minutes to make them
 KERNEL_FILTER = "regex:^paged_attention_"
 # Asked for by name: --set full lacks some of them on some GPUs.
 EXTRA_METRICS = (
@@ -175,7 +176,7 @@ def _sources(scratch: str) -> Path:
     """A folder that holds the kernels under the neutral path they are compiled with."""
     folder = Path(scratch) / NEUTRAL_FOLDER.strip("/")
     folder.mkdir(parents=True)
-    for path in KERNELS.glob("*.cu*"):
+    for path in KERNELS.rglob("*.cu*"):
         shutil.copy(path, folder)
     return Path(scratch)
 
@@ -246,15 +247,19 @@ def _profiled(request: str) -> None:
     """What runs under ncu: one call to warm up, one that is profiled."""
     from labs_common.engines import GpuEngine
     from labs_common.inputs import make_inputs
+    from labs_common.roof_bench import device_inputs
     from labs_common.stages import find_stage
 
     asked = json.loads(request)
     asked["problem"]["context_lengths"] = tuple(asked["problem"]["context_lengths"])
     problem, stage = Problem(**asked["problem"]), find_stage(asked["stage"])
     engine = GpuEngine()
-    call = engine.prepare(
-        stage, problem, make_inputs(problem), plan=stage.plan(problem, engine.device, **asked["options"])
-    )
+    plan = stage.plan(problem, engine.device, **asked["options"])
+    if problem.minimum_bytes < MADE_ON_THE_GPU:
+        call = engine.prepare(stage, problem, make_inputs(problem), plan=plan)
+    else:
+        inputs = device_inputs(engine.xp, problem, sets=1)
+        call = engine.bind(stage, problem, plan, inputs.sets[0], inputs.scale)
     call()
     engine.xp.cuda.Device().synchronize()
     engine.xp.cuda.profiler.start()

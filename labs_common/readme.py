@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
 from labs_common.metrics import ALL_KERNELS
-from labs_common.problem import PRESETS
-from labs_common.recorded import recorded_metrics
-from labs_common.stages import STAGES
+from labs_common.problem import PRESETS, Problem
+from labs_common.recorded import PROBLEMS, recorded_metrics
+from labs_common.stages import ALL_STAGES, STAGES, Stage
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
 
-def stage_table(gpu: str = "h200", problem: str = "seed") -> str:
-    """Markdown: every stage with its idea and what was recorded of it on a GPU."""
-    frame = recorded_metrics(gpu=gpu, problem=problem)
+def stage_table(
+    stages: Sequence[Stage] = STAGES, problem: Problem = PRESETS["seed"], gpu: str = "h200"
+) -> str:
+    """Markdown: stages with their ideas and what was recorded of them on a GPU.
+
+    Args:
+        stages: in order; each is compared with the one before.
+        problem: that was recorded.
+        gpu: whose records.
+    """
+    frame = recorded_metrics(gpu=gpu, problem=problem.name)
     events = metrics_table.select(frame, tool="events")
     ceiling = metrics_table.value(metrics_table.select(events, stage=""), names.PEAK_BANDWIDTH)
-    least = PRESETS[problem].minimum_bytes
+    least = problem.minimum_bytes
     lines = [
         "| stage | idea | time | times faster | of the read ceiling | registers | occupancy |",
         "|---|---|---|---|---|---|---|",
     ]
     before = None
-    for stage in STAGES:
+    for stage in stages:
         nanoseconds = metrics_table.value(events, names.TIME, stage=stage.id, kernel=ALL_KERNELS)
         if nanoseconds != nanoseconds:
             lines.append(f"| `{stage.id}` | {stage.idea} | not measured | | | | |")
@@ -44,7 +53,12 @@ def stage_table(gpu: str = "h200", problem: str = "seed") -> str:
     return "\n".join(lines)
 
 
-TABLES = {"stages": stage_table}
+def roof_table() -> str:
+    """Markdown: stage 05 and those towards the roof, on the same problem in fp16."""
+    return stage_table(ALL_STAGES[5:], PROBLEMS["seed-float16"])
+
+
+TABLES = {"stages": stage_table, "roof": roof_table}
 
 
 def rewritten(text: str) -> str:

@@ -35,6 +35,7 @@ def record(
     command: str,
     options: Mapping[str, Mapping[str, int]] | None = None,
     on_progress: Callable[[str], None] = lambda line: None,
+    keep_reports: bool = True,
 ) -> Path:
     """Profile every stage on every problem that it takes, and write the set; a set that is there is added to.
 
@@ -44,6 +45,7 @@ def record(
         command: that was given, for the provenance.
         options: of a stage's plan, by stage id.
         on_progress: is given a line for each step.
+        keep_reports: also Nsight Compute's reports, with all figures by source line; else tables alone.
 
     Returns:
         The set's folder.
@@ -70,9 +72,11 @@ def record(
             with tempfile.TemporaryDirectory() as scratch:
                 report = Path(scratch) / f"{problem.name}.ncu-rep"
                 capture(stage, problem, report, (options or {}).get(stage.id), on_progress)
-                plain = without_private_paths(report.read_bytes(), _private_paths(scratch))
-                packed = lzma.compress(plain, preset=6)
-            (place / f"{problem.name}{REPORT_SUFFIX}").write_bytes(packed)
+                if keep_reports:
+                    plain = without_private_paths(report.read_bytes(), _private_paths(scratch))
+                    (place / f"{problem.name}{REPORT_SUFFIX}").write_bytes(lzma.compress(plain, preset=6))
+                else:
+                    _tabulate(report, place / f"{problem.name}.csv")
             write_provenance(target, provenance)
     tabulate(target)
     return target
@@ -108,18 +112,22 @@ def without_private_paths(report: bytes, paths: Iterable[str]) -> bytes:
 def tabulate(target: Path) -> None:
     """Read every report of a set into the CSV of its kernels' figures."""
     for report in sorted(target.glob(f"*/*{REPORT_SUFFIX}")):
-        problem = report.name.removesuffix(REPORT_SUFFIX)
-        table = read_profile(
-            report,
-            source="recorded",
-            gpu=target.name,
-            stage=report.parent.name,
-            problem=problem,
-            only=compact(),
-            lines=False,
-        )
-        table = table[~table["metric"].str.endswith("_not_issued")].reset_index(drop=True)
-        metrics_table.save_csv(table, report.with_name(f"{problem}.csv"))
+        _tabulate(report, report.with_name(f"{report.name.removesuffix(REPORT_SUFFIX)}.csv"))
+
+
+def _tabulate(report: Path, path: Path) -> None:
+    """The figures of a report's kernels as a CSV in the set's folder of their stage."""
+    table = read_profile(
+        report,
+        source="recorded",
+        gpu=path.parents[1].name,
+        stage=path.parent.name,
+        problem=path.stem,
+        only=compact(),
+        lines=False,
+    )
+    table = table[~table["metric"].str.endswith("_not_issued")].reset_index(drop=True)
+    metrics_table.save_csv(table, path)
 
 
 def _described(problem: Problem) -> dict[str, object]:

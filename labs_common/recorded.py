@@ -24,9 +24,9 @@ from labs_common.metrics import Metrics, concat, load_csv, select
 from labs_common.ncu import read_profile, read_sources
 from labs_common.problem import PRESETS, Problem
 from labs_common.provenance import kernel_hash
-from labs_common.stages import STAGES, find_stage
+from labs_common.stages import ALL_STAGES, find_stage
 
-# What a set holds: the presets, in fp32 too, and two shapes small enough for a test to simulate whole.
+# What a set holds: the presets, in fp32 and fp16, and two shapes small enough for a test to simulate whole.
 PROBLEMS: dict[str, Problem] = {
     problem.name: problem
     for problem in (
@@ -36,6 +36,8 @@ PROBLEMS: dict[str, Problem] = {
         PRESETS["seed"],
         PRESETS["long"].replace(dtype="float32", name="long-float32"),
         PRESETS["long"],
+        PRESETS["ragged"].replace(dtype="float16", name="ragged-float16"),
+        PRESETS["seed"].replace(dtype="float16", name="seed-float16"),
     )
 }
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "recorded"
@@ -53,7 +55,7 @@ def recorded_metrics(folder: Path = RECORDED, **where: Any) -> Metrics:
         MetricsError: an unknown column, or a damaged file.
     """
     stages, problems = (_listed(where.get(column)) for column in ("stage", "problem"))
-    folders = {*({stage.id for stage in STAGES} if stages is None else stages), "events"}
+    folders = {*({stage.id for stage in ALL_STAGES} if stages is None else stages), "events"}
     paths = [
         path
         for path in sorted(folder.glob("*/*/*.csv"))

@@ -8,6 +8,7 @@ held against the reference there: the host would take minutes for caches of giga
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,28 +20,15 @@ import pandas as pd
 
 from labs_common.compare import compare
 from labs_common.engines import Engine, GpuEngine, plain
+from labs_common.known_shapes import SHAPES
 from labs_common.layouts import cache_shapes, to_nhd
 from labs_common.plans import Plan
 from labs_common.problem import FP8, Problem, storage_dtype
 from labs_common.reference import Reference, attend
-from labs_common.roof import ROOF
-from labs_common.stages import Stage, find_stage
-from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, time_gpu
+from labs_common.stages import ROOF, Stage, find_stage
+from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
-L2_BYTES = 256 << 20  # read before each measurement: more than any L2 cache holds
 SAMPLES = 65536  # of the numbers that caches and queries are drawn from
-RAGGED = np.random.default_rng(1)
-# Decode with one query token a sequence, pages of 16: the shapes on which public kernels were measured.
-SHAPES: dict[str, Problem] = {
-    problem.name: problem
-    for problem in (
-        Problem(32, 8, 128, 16, (4096,) * 64, name="S1"),
-        Problem(32, 8, 128, 16, tuple(int(n) for n in RAGGED.integers(1, 8193, 64)), name="S1r"),
-        Problem(24, 4, 256, 16, (100_000,), name="S2"),
-        Problem(32, 8, 128, 16, (1024,) * 256, name="S3"),
-        Problem(32, 8, 128, 16, (32_768,) * 16, name="S4"),
-    )
-}
 Contender = tuple[str, Stage, Plan]
 
 
@@ -186,6 +174,12 @@ def contenders(problem: Problem, engine: Engine) -> list[Contender]:
     return found
 
 
+def way(label: str) -> tuple[int, int, bool, bool]:
+    """Heads a block, slots, whether whole and whether evicted first, of a label that ``contenders`` made."""
+    heads, slots = (int(number) for number in re.findall(r"(\d+) (?:heads|slots)", label))
+    return heads, slots, "whole" in label, "not evicted first" not in label
+
+
 def measure(
     engine: Engine, problem: Problem, compared: Iterable[Contender], sets: int = 2, rounds: int = ROUNDS
 ) -> pd.DataFrame:
@@ -210,8 +204,8 @@ def measure(
             bound.pop(label, None)
             print(f"{label}: {type(error).__name__}: {str(error)[:400]}")
     nbytes = ceiling_bytes(engine)
-    plain_read = next(iter(ceiling_calls(engine, L2_BYTES).values()))[0]
-    timings = time_gpu(xp, {**bound, **ceiling_calls(engine, nbytes)}, rounds, between=plain_read)
+    calls = {**bound, **ceiling_calls(engine, nbytes)}
+    timings = time_gpu(xp, calls, rounds, between=plain_reading(engine))
     ceiling = ceiling_of(timings, nbytes)
     for label, calls in bound.items():
         verdict = compare(engine.read(calls[0], problem), expected, weights[label])

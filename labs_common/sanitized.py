@@ -14,7 +14,7 @@ from labs_common.engines import GpuEngine
 from labs_common.inputs import make_inputs
 from labs_common.problem import PRESETS, Problem
 from labs_common.reference import reference
-from labs_common.stages import STAGES, find_stage
+from labs_common.stages import ALL_STAGES, find_stage
 
 PROBLEMS = (
     PRESETS["tiny"],
@@ -30,7 +30,7 @@ def main(names: list[str]) -> int:
     engine = GpuEngine()
     engine.xp.cuda.set_allocator(None)
     wrong = 0
-    for stage in [find_stage(name) for name in names] or STAGES:
+    for stage in [find_stage(name) for name in names] or ALL_STAGES:
         for problem in PROBLEMS:
             if stage.supports(problem, engine.device) is not None:
                 continue

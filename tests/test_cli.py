@@ -125,7 +125,7 @@ def test_doctor_says_what_works_and_why_not_more():
     ("arguments", "said"),
     [
         (["run", "7x"], "no stage called '7x'"),
-        (["run", "--problem", "nosuch"], "problem 'nosuch': the presets are"),
+        (["run", "--problem", "nosuch"], "problem 'nosuch': allowed are tiny"),
         (["check", "nosuch.cu", "--stage", "0"], "nosuch.cu"),
     ],
 )

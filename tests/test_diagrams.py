@@ -7,7 +7,7 @@ from labs_common import diagrams
 from labs_common.display import chart_data
 from labs_common.inputs import make_inputs
 from labs_common.problem import PRESETS, Problem
-from labs_common.stages import STAGES, find_stage
+from labs_common.stages import ALL_STAGES, find_stage
 
 RAGGED = PRESETS["ragged"]  # 8 query heads, 2 kv heads, head_dim 128, page 16, contexts 0, 1, 16, 389, 512
 
@@ -75,10 +75,11 @@ def test_splits_are_whole_pages_and_some_are_empty():
     assert "1 token as 1, 0, 0, 0" in words and "0 tokens as 0, 0, 0, 0" in words
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.id)
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda stage: stage.id)
 def test_ownership_draws_every_stage(stage):
-    chart = diagrams.ownership(stage, RAGGED)
-    launch = stage.plan(RAGGED).launches[0]
+    problem = stage.typed(RAGGED)
+    chart = diagrams.ownership(stage, problem)
+    launch = stage.plan(problem).launches[0]
 
     inside(chart)
     assert f"{launch.block[0]} threads" in chart.alt_text()
@@ -93,10 +94,12 @@ def test_ownership_draws_every_stage(stage):
         ("02_vectorized", 128, 1, [4, 5, 6, 7]),
         ("02_vectorized", 192, 15, [60, 61, 62, 63, 188, 189, 190, 191]),
         ("02_vectorized", 192, 16, [64, 65, 66, 67]),
+        ("06_async_ring", 128, 1, [4, 5, 6, 7]),
+        ("07_tensor_core", 64, 9, [2, 10, 18, 26, 34, 42, 50, 58]),
     ],
 )
 def test_a_lane_owns_chunks_of_four(stage, head_dim, lane, owned):
-    problem = RAGGED.replace(head_dim=head_dim)
+    problem = find_stage(stage).typed(RAGGED.replace(head_dim=head_dim))
 
     assert diagrams.owned_dimensions(find_stage(stage).plan(problem), problem, lane) == owned
 

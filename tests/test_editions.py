@@ -20,7 +20,7 @@ from labs_common import notebooks as notebook_files
 from labs_common.editions import open_notebook, release, solution
 from labs_common.predictions import answer_cell, parse_predictions
 from labs_common.source import regions
-from labs_common.stages import STAGES
+from labs_common.stages import ALL_STAGES, STAGES, find_stage
 
 RUN = 3  # neighbouring lines of a solution that give it away
 
@@ -35,7 +35,7 @@ def code_lines(text):
 def scaffold():
     """Code that every student is given: what stands outside the regions."""
     kept = []
-    for stage in STAGES:
+    for stage in ALL_STAGES:
         lines = stage.source().text.splitlines()
         for begin, end in reversed(regions(stage.source())):
             lines[begin : end + 1] = [""]
@@ -204,6 +204,45 @@ def test_an_edition_of_some_stages_keeps_earlier_kernels_and_cuts_later_ones(tmp
     assert leaks(tmp_path / "edition", secret) == []
 
 
+HEADERS_OF = {
+    "6": {"page_ring.cuh", "partials.cuh"},
+    "7": {"page_ring.cuh", "partials.cuh", "fragments.cuh"},
+    "9": {"page_ring.cuh", "partials.cuh", "fragments.cuh", "tile_fma.cuh", "tile_mma.cuh"},
+}
+
+
+@pytest.mark.parametrize("number", ["6", "7", "9"])
+def test_an_edition_of_a_stage_towards_the_roof(tmp_path, monkeypatch, number):
+    """Earlier kernels are whole, its own has no body, later ones and their headers are left out."""
+    monkeypatch.setattr(editions, "write_tables", lambda folder, engine, stages: folder.mkdir())
+    folder, stage = tmp_path / "edition", find_stage(number)
+
+    release(folder, [number])
+
+    roof = folder / "kernels" / "roof"
+    assert {path.name for path in roof.glob("*.cuh")} == HEADERS_OF[number]
+    held = ALL_STAGES[: int(number) + 1]
+    for one in held:
+        text = (folder / one.path.relative_to(editions.ROOT)).read_text()
+        assert (text == one.source().text) == (one != stage)
+    assert {path.stem for path in roof.glob("*.cu")} == {one.id for one in held[6:]}
+    assert (folder / "notebooks" / f"{stage.id}.ipynb").exists()
+    whole = "".join("".join(code_lines(one.source().text)) for one in held[:-1])
+    secret = {run: where for run, where in solution_runs([stage]).items() if run not in whole}
+    assert len(secret) > (3 if number == "9" else 15)
+    assert leaks(folder, secret) == []
+    told = palab(folder, "start", number)
+    assert told.returncode == 0, told.stderr
+    assert "no stage called" in palab(folder, "hint", "10", "1").stderr
+
+
+@pytest.mark.parametrize("asked", [["5", "6"], ["6", "8"], ["7", "9"], ["8", "9"]])
+def test_a_stage_that_holds_anothers_answer_is_not_handed_out_beside_it(tmp_path, asked):
+    with pytest.raises(ValueError, match="in an edition of its own"):
+        release(tmp_path / "edition", asked)
+    assert not (tmp_path / "edition").exists()
+
+
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "mine.txt").write_text("work")
 
@@ -225,8 +264,9 @@ def test_a_kernel_that_cannot_be_cut_is_not_handed_out(tmp_path, monkeypatch, si
 def test_the_solution_is_whole(tmp_path):
     files = solution(tmp_path / "edition", execute=False)
 
-    for stage in STAGES:
-        assert (tmp_path / "edition" / "kernels" / stage.path.name).read_text() == stage.source().text
+    for stage in ALL_STAGES:
+        copied = tmp_path / "edition" / stage.path.relative_to(editions.ROOT)
+        assert copied.read_text() == stage.source().text
     for name in notebook_files.NAMES:
         path = notebook_files.NOTEBOOKS / f"{name}.ipynb"
         if path.exists():

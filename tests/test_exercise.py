@@ -6,7 +6,7 @@ import re
 import pytest
 
 from labs_common import exercise, lessons
-from labs_common.check import CHECK_PROBLEMS
+from labs_common.check import CHECK_PROBLEMS, check_problems
 from labs_common.check import check as check_source
 from labs_common.course import exercise_of
 from labs_common.diagnose import Diagnosis
@@ -25,16 +25,16 @@ from labs_common.faults import TOPICS
 from labs_common.plans import Launch, Plan
 from labs_common.problem import Problem
 from labs_common.source import Source
-from labs_common.stages import STAGES, find_stage
+from labs_common.stages import ALL_STAGES, find_stage
 
-by_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.id)
+by_stage = pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
 
 
 @by_stage
 def test_a_cut_kernel_compiles_and_is_called_wrong(simulator, stage):
     source = cut(stage.source(), exercise_of(stage.id))
 
-    report = check_source(source, stage, simulator, CHECK_PROBLEMS[:2])
+    report = check_source(source, stage, simulator, check_problems(stage)[:2])
 
     assert report.error is None
     assert not report.ok and all(result.error is None for result in report.results)
@@ -163,7 +163,7 @@ def test_beginning_anew_with_an_untouched_kernel_keeps_nothing_twice(tmp_path):
         ((3, "1"), "step='1'"),
         ((3, 1, 4), "level=4: there are levels 1 to 3"),
         ((3, 1, True), "level=True"),
-        ((9, 1), "no stage called"),
+        ((10, 1), "no stage called"),
     ],
 )
 def test_a_hint_that_is_not_there(arguments, message):

@@ -18,8 +18,8 @@ from labs_common.chart_peers import peer_chart
 from labs_common.compare import compare
 from labs_common.peers import CONTIGUOUS, OURS, PAGED, PEERS, Missing, Ready, Setting
 from labs_common.problem import FP8, Problem, storage_dtype
-from labs_common.roof import ROOF
 from labs_common.roof_bench import device_inputs, device_reference
+from labs_common.stages import ROOF
 from labs_common.timing import Timing
 
 RAGGED = (40, 1, 17)
@@ -358,7 +358,7 @@ def results(simulator, installed, monkeypatch):
     def reference(xp, inputs, number):
         return device_reference(np, drawn[-1], number)
 
-    def timed(xp, calls, rounds):
+    def timed(xp, calls, rounds, between):
         for name, those in calls.items():
             for call in those if not name.startswith("read ") else ():
                 call()
@@ -369,6 +369,7 @@ def results(simulator, installed, monkeypatch):
     monkeypatch.setattr(peer_bench, "time_gpu", timed)
     monkeypatch.setattr(peer_bench, "ceiling_bytes", lambda _: 80_000)
     monkeypatch.setattr(peer_bench, "ceiling_calls", lambda *_: {"read x": []})
+    monkeypatch.setattr(peer_bench, "plain_reading", lambda *_: None)
     monkeypatch.setattr(peer_bench, "_try", lambda xp, ready: None)
     monkeypatch.setattr(peer_bench, "_planning_seconds", lambda xp, ready: ready.plan and 1e-4)
     fails = peers.Peer("fails", PAGED, lambda _: 1 / 0)

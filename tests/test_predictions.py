@@ -17,7 +17,8 @@ from labs_common.predictions import (
     score,
     table,
 )
-from labs_common.stages import STAGES
+from labs_common.problem import PRESETS
+from labs_common.stages import ALL_STAGES
 
 KERNELS = {"02_vectorized": "two", "03_gqa_reuse": "three"}
 
@@ -149,7 +150,7 @@ def test_an_answer_of_the_wrong_kind_is_told_what_is_allowed(answers, message):
         score(answers, 3, recorded=RECORDED, counted=COUNTED)
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.id)
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
 def test_the_answer_cell_asks_every_question_and_answers_none(stage):
     answers = parse_predictions(answer_cell(stage))
 
@@ -198,7 +199,7 @@ def test_counts_are_read_from_a_table_where_there_is_one(tmp_path, monkeypatch):
     monkeypatch.setattr("labs_common.predictions.COUNTED", tmp_path)
     metrics_table.save_csv(COUNTED, tmp_path / "ragged.csv")
 
-    counts = reference_counts(["03_gqa_reuse"], "ragged")
+    counts = reference_counts(["03_gqa_reuse"], PRESETS["ragged"])
 
     assert set(counts["stage"]) == {"03_gqa_reuse"}
     assert metrics_table.value(counts, names.GLOBAL_LOAD_REQUESTS, stage="03_gqa_reuse") == 3_000

@@ -6,10 +6,11 @@ import pytest
 from labs_common.compare import compare
 from labs_common.engines import SimulatorEngine
 from labs_common.inputs import Inputs
+from labs_common.known_shapes import SHAPES
 from labs_common.problem import DTYPES, Problem, storage_dtype
 from labs_common.reference import reference
-from labs_common.roof import ROOF
-from labs_common.roof_bench import SHAPES, contenders, device_inputs, device_reference
+from labs_common.roof_bench import contenders, device_inputs, device_reference
+from labs_common.stages import ROOF
 
 
 def small(dtype, layout="NHD"):

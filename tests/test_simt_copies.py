@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simt_helpers import kernel_text, run, store_result
 
-from labs_common.simt.errors import Fault, UnsupportedError
+from labs_common.simt.errors import Fault, Finding, UnsupportedError
 
 FILE = '.file 1 "/lab/kernels/student.cu"\n'
 SHARED = ".shared .align 16 .b8 tile[2048];\n"
@@ -52,6 +52,23 @@ def tile_after(body: str, source: np.ndarray, words: int, engine: str, threads: 
     text = kernel_text(fill(words) + body + dump(words), 2, SHARED) + file
     arrays, result = run(text, source, np.zeros(words, np.uint32), block=threads, engine=engine)
     return arrays[1], result.findings, result.counters
+
+
+def told(findings) -> list[tuple]:
+    """(tool, severity, what was done too early or which hazard, line) of each finding."""
+    return [
+        (f.tool, f.severity, f.kind.split(" of __shared__ ")[0].split(" hazard ")[0].split()[-1], f.line)
+        for f in findings
+    ]
+
+
+def findings_of(body: str, threads: int = 64) -> list[Finding]:
+    """What both engines report; of threads that race they may name different ones."""
+    found = [tile_after(body, random_words(threads), 64, e, threads)[1] for e in ("numpy", "llvm")]
+    assert told(found[0]) == told(found[1])
+    waits = [[f for f in findings if f.tool == "synccheck"] for findings in found]
+    assert waits[0] == waits[1]
+    return found[0]
 
 
 def random_words(count: int) -> np.ndarray:
@@ -184,7 +201,7 @@ def test_more_copies_than_a_warp_can_have_on_their_way_let_the_oldest_land(engin
     tile, findings, _ = tile_after(body, source, 2, engine, threads=1)
 
     np.testing.assert_array_equal(tile, [1043, OLD])
-    assert [f.tool for f in findings] == ["synccheck"]
+    assert told(findings) == [("synccheck", "error", "Write", 0), ("synccheck", "error", "Read", 0)]
 
 
 @both
@@ -277,6 +294,97 @@ def test_shared_memory_that_only_copies_write_counts_as_written():
         assert result.findings == []
 
 
+# ---- what else goes where a copy is on its way to; every thread copies its own word, thread 0 its first
+
+COPY = at(20, "cp.async.ca.shared.global [%r5], [%d5], 4;") + at(21, "cp.async.commit_group;")
+LATER = {  # of another thread in the warp, or in the other warp
+    "own": "",
+    "warp": "bar.warp.sync 0xffffffff;\nxor.b32 %r5, %r5, 4;\n",
+    "block": "bar.sync 0;\nxor.b32 %r5, %r5, 128;\n",
+}
+
+
+@pytest.mark.parametrize("who", LATER)
+@pytest.mark.parametrize(
+    "write",
+    [
+        "st.shared.u32 [%r5], %r0;",
+        "st.shared.u8 [%r5], %h0;",
+        "cvt.u64.u32 %d7, %r5;\ncvta.shared.u64 %d7, %d7;\nst.u32 [%d7], %r0;",
+        "and.b32 %r6, %r0, 31;\nsetp.eq.u32 %p2, %r6, 3;\n@!%p2 st.shared.u32 [%r5], %r0;",
+        "and.b32 %r5, %r5, 0xffffffe0;\nst.shared.v4.u32 [%r5], {%r1, %r1, %r1, %r1};",
+        "mov.u32 %r6, 7;\nst.shared.u32 [tile+8], %r6;",
+        "atom.shared.add.u32 %r8, [%r5], 1;",
+        "red.shared.add.u32 [%r5], 1;",
+        "cp.async.ca.shared.global [%r5], [%d5], 4;",
+    ],
+)
+def test_a_write_to_where_a_copy_is_on_its_way_should_have_waited(write, who):
+    findings = findings_of(place(4) + COPY + LATER[who] + at(30, write) + "cp.async.wait_all;\n")
+
+    finding = next(f for f in findings if f.tool == "synccheck")
+    assert told([finding]) == [("synccheck", "error", "Write", 30)]
+    assert "line 20 and has not waited for it, so that either of the two writes" in finding.message
+    assert {f.line for f in findings if f.tool == "racecheck"} <= {20, 30}
+
+
+@pytest.mark.parametrize("who", LATER)
+def test_a_read_of_where_a_copy_is_on_its_way_should_have_waited(who):
+    findings = findings_of(place(4) + COPY + LATER[who] + at(30, "ld.shared.u32 %r8, [%r5];"))
+
+    assert told(findings) == [("synccheck", "error", "Read", 30)]
+
+
+def test_what_is_read_after_a_write_too_early_is_told_once():
+    """As where a ring's memory gets another use after a barrier, and copies are still on their way there."""
+    body = place(4) + COPY + "bar.sync 0;\n" + at(30, "st.shared.u32 [%r5], %r0;")
+    body += at(31, "bar.sync 0;\nxor.b32 %r5, %r5, 128;\nld.shared.u32 %r8, [%r5];")
+
+    assert told(findings_of(body)) == [("synccheck", "error", "Write", 30)]
+
+
+@pytest.mark.parametrize("who", LATER)
+def test_after_the_wait_and_what_orders_it_for_others_all_is_allowed(who):
+    use = at(30, "ld.shared.u32 %r8, [%r5];\nst.shared.u32 [%r5], %r8;\nred.shared.add.u32 [%r5], 1;")
+    copy = COPY + "cp.async.wait_group 0;\n"
+
+    assert findings_of(place(4) + copy + LATER[who] + use + LATER[who] + copy) == []
+    early = findings_of(place(4) + COPY + LATER[who] + "cp.async.wait_group 0;\n" + use)
+    assert bool(early) == (who != "own")  # the wait is the reading thread's, of its own copy
+
+
+def test_words_beside_a_copy_and_copies_nobody_waits_for_are_no_hazard():
+    beside = at(30, "st.shared.u32 [%r5+256], %r0;\nld.shared.u32 %r8, [%r5+256];")
+
+    assert findings_of(place(4) + "st.shared.u32 [%r5], %r0;\n" + COPY + beside + "ret;\n") == []
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("who", ["warp", "block"])
+@pytest.mark.parametrize(
+    ("use", "hazard"),
+    [("ld.shared.u32 %r8, [%r5];", "Write-After-Read"), ("st.shared.u32 [%r5], 1;", "Write-After-Write")],
+)
+def test_a_copy_must_not_start_while_others_may_use_the_place(use, hazard, who, ordered):
+    """The wait comes after a barrier: it is the start that is too early."""
+    order, other = LATER[who].splitlines()
+    body = place(4) + "bar.sync 0;\n" + at(10, use) + (order if ordered else "") + f"\n{other}\n" + COPY
+    body += "bar.sync 0;\ncp.async.wait_all;\n"
+
+    severity = "warning" if who == "warp" else "error"
+    assert told(findings_of(body)) == ([] if ordered else [("racecheck", severity, hazard, 20)])
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_lanes_that_copy_to_one_word_copy_the_same(same):
+    """All lanes to the first word."""
+    source = "ld.param.u64 %d5, [p0];\n" if same else ""
+    body = place(4) + "mov.u32 %r5, tile;\n" + source + COPY + "cp.async.wait_all;\n"
+
+    expected = [] if same else [("racecheck", "error", "Write-After-Write", 20)]
+    assert told(findings_of(body, threads=32)) == expected
+
+
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("copy"), st.integers(0, 7), st.integers(0, 15)),
@@ -292,15 +400,19 @@ STEPS = st.lists(
 
 
 def model(steps, source):
-    """(words read by "look", words of the tile at the end) by the ISA's rules, one thread."""
-    tile, waiting, groups, seen = [OLD] * 8, [], 0, []
-    for kind, a, b in steps:
+    """(words read by "look", words of the tile at the end, lines of what came too early), one thread."""
+    tile, waiting, groups, seen, marked, early = [OLD] * 8, [], 0, [], set(), set()
+    for line, (kind, a, b) in enumerate(steps, 1):
+        if a in marked and kind in ("copy", "store", "look"):
+            early.add(line)
         if kind == "copy":
             waiting.append((groups, a, source[b]))
+            marked.add(a)
         elif kind == "commit":
             groups += 1
         elif kind == "store":
             tile[a] = b
+            marked.discard(a)
         elif kind == "look":
             seen.append(tile[a])
         else:
@@ -309,8 +421,10 @@ def model(steps, source):
             for group, word, value in waiting:
                 if group < limit:
                     tile[word] = value
+                    marked.discard(word)
             waiting = [w for w in waiting if w[0] >= limit]
-    return seen, tile
+    early |= {len(steps) + 1} if marked else set()  # the tile is read at the end
+    return seen, tile, early
 
 
 @settings(max_examples=25, deadline=None)
@@ -319,7 +433,8 @@ def test_any_order_of_copies_groups_and_waits_gives_the_data_that_the_rules_say(
     source = random_words(16)
     lines = []
     looks = 0
-    for kind, a, b in steps:
+    for number, (kind, a, b) in enumerate(steps, 1):
+        lines.append(f".loc 1 {number} 3")
         if kind == "copy":
             lines.append(f"cp.async.ca.shared.global [tile+{4 * a}], [%d0+{4 * b}], 4;")
         elif kind == "look":
@@ -331,11 +446,14 @@ def test_any_order_of_copies_groups_and_waits_gives_the_data_that_the_rules_say(
             operand = f" {a}" if kind == "wait" else ""
             name = {"commit": "commit_group", "wait": "wait_group", "all": "wait_all"}[kind]
             lines.append(f"cp.async.{name}{operand};")
-    text = kernel_text(fill(8) + "\n".join(lines) + dump(8), 3, SHARED)
-    seen, tile = model(steps, source.tolist())
+    lines.append(f".loc 1 {len(steps) + 1} 3\n")
+    text = kernel_text(fill(8) + "\n".join(lines) + dump(8), 3, SHARED) + FILE
+    seen, tile, early = model(steps, source.tolist())
     for engine in ("numpy", "llvm"):
-        (_, dumped, looked), _ = run(
+        (_, dumped, looked), result = run(
             text, source, np.zeros(8, np.uint32), np.zeros(20, np.uint32), block=1, engine=engine
         )
         assert dumped.tolist() == tile
         assert looked.tolist()[:looks] == seen
+        assert {f.line for f in result.findings} == early
+        assert {f.tool for f in result.findings} <= {"synccheck"}

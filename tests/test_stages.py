@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 from labs_common.plans import Device
 from labs_common.problem import PRESETS, Problem
 from labs_common.source import KERNELS
-from labs_common.stages import STAGES, find_stage
+from labs_common.stages import ALL_STAGES, ROOF, STAGES, find_stage, stage_before
 
 HEADER_FIELDS = ("idea:", "grid:", "block:", "thread:", "since", "needs:", "look at:")
 
 
 def test_one_registry_line_for_every_kernel_file():
     assert [stage.id for stage in STAGES] == sorted(path.stem for path in KERNELS.glob("[0-9]*.cu"))
+    assert [stage.id for stage in ROOF] == sorted(path.stem for path in (KERNELS / "roof").glob("*.cu"))
+    assert [int(stage.id[:2]) for stage in ALL_STAGES] == list(range(len(ALL_STAGES)))
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.id)
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
 def test_every_kernel_file_has_the_header_block_and_its_entry(stage):
     text = stage.path.read_text()
 
@@ -35,7 +37,7 @@ def test_a_stage_is_found_by_number_or_unique_prefix(name):
     assert find_stage(name).id == "03_gqa_reuse"
 
 
-@pytest.mark.parametrize("name", ["", "0", "9", "0x", "gqa", "00_baseline_more", "-1"])
+@pytest.mark.parametrize("name", ["", "0", "10", "0x", "gqa", "00_baseline_more", "-1"])
 def test_a_stage_that_is_not_there_lists_those_that_are(name):
     if name == "0":
         assert find_stage(name).id == "00_baseline"
@@ -72,6 +74,14 @@ def test_a_stage_refuses_only_what_it_may(problem, stage):
         assert f"query_heads={problem.query_heads}" in reason and "up to 16" in reason
     elif reason:
         assert f"{32 * problem.group_size} threads" in reason and "1024" in reason
+
+
+def test_what_a_stage_is_compared_with_and_taught_in():
+    assert stage_before(ALL_STAGES[0]) is None and stage_before(ROOF[0]) == STAGES[-1]
+    seed = PRESETS["seed"]
+    assert [stage.typed(seed).name for stage in ALL_STAGES[5:9]] == ["seed", "seed"] + ["seed-float16"] * 2
+    assert find_stage(8).taken(seed) == seed and find_stage(7).taken(seed).dtype == "float16"
+    assert find_stage(3).taken(PRESETS["long"]) == PRESETS["long"]  # which it refuses, and says so
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda s: s.id)

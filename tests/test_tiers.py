@@ -230,7 +230,7 @@ def test_palab_profile_names_what_it_does_not_know(machine):
 
 
 def test_palab_profile_of_all_stages_goes_on_where_one_is_missing(machine, monkeypatch):
-    monkeypatch.setattr("labs_common.cli.STAGES", [find_stage("00"), find_stage("01")])
+    monkeypatch.setattr("labs_common.cli.ALL_STAGES", [find_stage("00"), find_stage("01")])
     known = tiers.recorded_metrics
     without = lambda *a, **w: known(*a, **w).iloc[:0] if w.get("stage") == "00_baseline" else known(*a, **w)  # noqa: E731
     monkeypatch.setattr("labs_common.tiers.recorded_metrics", without)

@@ -85,7 +85,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   float4* values = reinterpret_cast<float4*>(shared + WARPS * RING_SLOTS * TILE_CHUNKS) +
                    block_set * HEADS * TOKEN_WARPS * COLUMNS;
 
-  // BEGIN SOLUTION
   const PlannedSegment* segment = work.segments + work.block_segments[blockIdx.x];
   const PlannedSegment* end = work.segments + work.block_segments[blockIdx.x + 1];
   PageRing<BlockSegments, TOKEN_WARPS> ring(problem, in, {segment, end, block_set}, shared + warp * RING_SLOTS * TILE_CHUNKS,
@@ -113,6 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const int h = item / COLUMNS, column = item % COLUMNS;
       float4 merged;
       const Partial part = merge(parts[h], values + h * TOKEN_WARPS * COLUMNS + column, 0, TOKEN_WARPS, 1, merged);
+      // BEGIN SOLUTION
       if (segment->pieces == 1) {
         write_output(output + query_offset(problem, sequence, first_head + h) + 4 * column, part, merged,
                      value_scale);
@@ -122,14 +122,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         work.partials.values[entry * COLUMNS + column] = merged;
         if (column == 0) work.partials.part[entry] = part;
       }
+      // END SOLUTION
     }
     wait_for_set();  // before the next segment's partials take their place
   }
-  // END SOLUTION
 }
 
 extern "C" __global__ void __launch_bounds__(COLUMNS * MERGE_ROWS)
     paged_attention_memory_roof_merge(Problem problem, Inputs in, Element* output, Work work, float value_scale) {
+  // BEGIN SOLUTION
   const PlannedMerge merge = work.merges[blockIdx.y];
   const int set = merge.head_group * BLOCK_HEADS + blockIdx.x / HEADS;
   const int group_head = set % HEAD_SETS * HEADS + blockIdx.x % HEADS;
@@ -137,4 +138,5 @@ extern "C" __global__ void __launch_bounds__(COLUMNS * MERGE_ROWS)
   const int head = set / HEAD_SETS * GROUP_SIZE + group_head;
   merge_row<MERGE_ROWS>(work.partials, merge.first_partial + (size_t)blockIdx.x * merge.pieces, merge.pieces,
                         output + query_offset(problem, merge.sequence, head), value_scale);
+  // END SOLUTION
 }

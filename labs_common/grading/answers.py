@@ -13,7 +13,7 @@ from typing import Any
 from labs_common.grading.rubric import AnswerKey
 from labs_common.metrics import Metrics
 from labs_common.predictions import COUNTED_PROBLEM, reference_counts, score
-from labs_common.stages import STAGES, Stage
+from labs_common.stages import Stage, find_stage, stage_before
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*(?:[.,]\d+)*|[.,]\d+)(?:\s*[eE][-+]?\d+)?")
 
@@ -99,8 +99,9 @@ def mark_predictions(text: str, stage: Stage) -> tuple[float, list[str]]:
 @functools.lru_cache(maxsize=16)
 def _counts(stage_id: str) -> Metrics:
     """Counts of the lab's own kernels, of this stage and the one before."""
-    at = [stage.id for stage in STAGES].index(stage_id)
-    return reference_counts([stage.id for stage in STAGES[max(0, at - 1) : at + 1]], COUNTED_PROBLEM)
+    stage = find_stage(stage_id)
+    ids = [one.id for one in (stage_before(stage), stage) if one]
+    return reference_counts(ids, stage.typed(COUNTED_PROBLEM))
 
 
 def _near(number: float, key: AnswerKey) -> bool:

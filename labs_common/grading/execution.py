@@ -20,10 +20,10 @@ import numpy as np
 
 from labs_common.compiler import CompileError, compile_resources
 from labs_common.engines import Call, LaunchError, SimulatorEngine
-from labs_common.faults import PROBES
 from labs_common.grading import channel
 from labs_common.inputs import Inputs
 from labs_common.plans import Device
+from labs_common.probes import probes_of
 from labs_common.problem import Problem
 from labs_common.simt.cupy_like import SPACE, RawModule
 from labs_common.simt.errors import BudgetError, Fault, Finding, SimulationError, UnsupportedError
@@ -137,7 +137,7 @@ class Runner:
             return {"calls": calls, "error": describe(error) | ({"wrote_input": True} if wrote else {})}
 
     def _probe(self, name: str) -> dict[str, Any]:
-        probe = next(probe for probe in PROBES if probe.name == name)
+        probe = probes_of(self.stage, self.engine.device)[name]
         try:
             plan = probe.plan(self.stage, self.engine.device)
             call = self.engine.prepare(self.stage, probe.problem, probe.inputs(), self.source, plan)

@@ -11,7 +11,6 @@ import numpy as np
 
 from labs_common.compare import compare
 from labs_common.diagnose import diagnose
-from labs_common.faults import PROBES
 from labs_common.grading.cases import Case, grading_cases, structure_problem
 from labs_common.grading.execution import device_to, hash_inputs, inputs_to, problem_to
 from labs_common.grading.isolation import ChildEnded, Sandbox, Session
@@ -20,6 +19,7 @@ from labs_common.grading.safety import refusals
 from labs_common.grading.structure import Mark, mark_structure, measures, reads_too_little, structure_share
 from labs_common.grading.submissions import Kernel
 from labs_common.plans import Device
+from labs_common.probes import probes_of
 from labs_common.reference import Reference, reference
 from labs_common.source import Source
 from labs_common.stages import Stage, find_stage
@@ -346,13 +346,12 @@ def _diagnose(session: Session, kernel: Kernel, stage: Stage, device: Device, gr
     """Name the mistake by the lab's public probes: the sentence says where, and no hidden value."""
     outputs = {}
     try:
-        for probe in PROBES:
-            if stage.supports(probe.problem, device) is None:
-                answer = session.request({"probe": probe.name})
-                output = answer.get("output")
-                right_shape = (probe.problem.batch, probe.problem.query_heads, probe.problem.head_dim)
-                if isinstance(output, np.ndarray) and output.shape == right_shape:
-                    outputs[probe.name] = output
+        for probe in probes_of(stage, device).values():
+            answer = session.request({"probe": probe.name})
+            output = answer.get("output")
+            right_shape = (probe.problem.batch, probe.problem.query_heads, probe.problem.head_dim)
+            if isinstance(output, np.ndarray) and output.shape == right_shape:
+                outputs[probe.name] = output
     except ChildEnded:
         return
     found = diagnose(outputs, stage, device, Source(stage.path.name, kernel.text)) if outputs else None

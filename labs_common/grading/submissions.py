@@ -24,7 +24,7 @@ from labs_common.grading.archives import (
 )
 from labs_common.grading.notebook_cells import Cells, read_notebook
 from labs_common.grading.safety import MAX_SOURCE_BYTES, normalised
-from labs_common.stages import STAGES, Stage, find_stage
+from labs_common.stages import ALL_STAGES, Stage, find_stage
 
 _REPORT_FAMILY = "palab check report"
 REPORT_FORMAT = f"{_REPORT_FAMILY} 1"
@@ -278,7 +278,7 @@ def _stage_of(file_name: str, tag: str, text: str) -> Stage | None:
             except ValueError:
                 continue
     entries = {match[1] for match in _ENTRY.finditer(text[:MAX_SOURCE_BYTES])}
-    matches = [stage for stage in STAGES if stage.id[3:] in entries]
+    matches = [stage for stage in ALL_STAGES if stage.id[3:] in entries]
     return matches[0] if len(matches) == 1 else None
 
 

@@ -272,23 +272,35 @@ class Accesses(Base):
     def shared_flags_ok(
         self, ok: Value, offset: Value, span: int, reach: int, one_lane: bool, store: bool, slow: str
     ) -> Value:
-        """Loads: whether every word was written (if checked); sub-word accesses take the slow path."""
+        """Whether every word was written (if checked), or no copy is on its way to where a store goes.
+
+        Sub-word accesses take the slow path.
+        """
         f = self.f
         if span < 4:
             return FALSE
-        if store:
+        if store and not self.kernel.copying:
             return ok
         look, done = f.new_label("look"), f.new_label("looked")
         f.cond(ok, look, slow, "likely")
         f.label(look)
         words = reach // 4
         flags = f.load("i8", self.flags_pointer(offset), words, align=1)
+        wanted = 15
+        if store:
+            splat = f"splat (i8 {at.FLAG_COPY})" if words > 1 else str(at.FLAG_COPY)
+            flags = f.emit(f"and {flags}, {splat}", "i8", words)
+            wanted = 0
         if words == 1:
-            complete = f.icmp("eq", flags, const("i8", 15))
+            complete = f.icmp("eq", flags, const("i8", wanted))
         else:
-            same = f.emit(f"icmp eq {flags}, splat (i8 15)", "i1", words)
+            same = f.emit(f"icmp eq {flags}, splat (i8 {wanted})", "i1", words)
             bits = f.emit(f"bitcast {same} to i{words}", f"i{words}")
             complete = f.icmp("eq", bits, Value("-1", f"i{words}"))
+        if store:
+            f.br(done)
+            f.label(done)
+            return complete
         off = f.icmp("eq", f.field("i64", "%ctx", CTX["track_shared"], True), const("i64", 0))
         f.br(done)
         f.label(done)

@@ -102,6 +102,19 @@ class Base:
 
     # ---- values
 
+    def scalar_table(self, bits: int) -> tuple[str, str] | None:
+        """For `llvm_meet`, of a set's registers: those that live across blocks as scalars, and how many."""
+        bits &= self.analysis.saved
+        numbers: list[int] = []
+        for register in self.program.registers:
+            index = register.index
+            if bits >> index & 1 and index not in self.analysis.vectors:
+                width = 0 if register.type == "pred" else TYPE_BYTES[register.type]
+                numbers += (width, self.layout.vector_slots[index], self.layout.scalar_slots[index])
+        if not numbers:
+            return None
+        return f"ptr {self.kernel.module.table(numbers)}", f"i64 {len(numbers) // 3}"
+
     def constant_register(self, register: Register) -> Value | None:
         """A register that is the same for the whole launch."""
         index = register.index

@@ -9,7 +9,15 @@ from __future__ import annotations
 from . import llvm_layout as at
 from .llvm_access import Accesses
 from .llvm_layout import CTX
-from .llvm_runtime import ACCESS_COUNTERS, SECTORS, SHARED_REQUESTS, WAVEFRONTS, Function, fault
+from .llvm_runtime import (
+    ACCESS_COUNTERS,
+    SECTORS,
+    SHARED_REQUESTS,
+    WAVEFRONTS,
+    Function,
+    fault,
+    tell_copy,
+)
 from .llvm_text import WARP, Module, Value, const
 from .numpy_copies import CAPACITY
 from .ops import Operation, copy_limit
@@ -66,7 +74,7 @@ class Copies(Accesses):
 
     def copy_group(self, row: Operation) -> None:
         """commit_group, wait_group and wait_all; in a kernel without copies there are no rings."""
-        if not any(a.operation == "cp" for a in self.program.access.values()):
+        if not self.kernel.copying:
             return
         if self.instruction.modifiers[-1] == "commit_group":
             self.f.call("void", "copy_commit", "ptr %ctx", "ptr %warp", str(self.mask))
@@ -117,15 +125,10 @@ def copy_start(module: Module) -> None:
     waves = f.call("i64", "wavefronts", f"ptr {offsets}", str(mask), str(span))
     f.add_to(counters, 8 * WAVEFRONTS, waves)
     f.add_to(counters, 8 * SHARED_REQUESTS, f.i64(1))
-    # into the ring; where it is full the oldest copy lands
+    _look_for_hazards(f, offsets, mask, span, instruction)
+    # into the ring
     ring = _ring(f)
-    head, tail = f.field("i64", ring, RING_HEAD), f.field("i64", ring, RING_TAIL)
-    after = f.start_if(f.icmp("uge", f.bin("sub", tail, head), f.i64(CAPACITY)), "unlikely")
-    oldest = _entry(f, ring, head)
-    waiting = f.field("i32", oldest, ENTRY_MASK)
-    f.call("void", "copy_land", "ptr %ctx", "ptr %warp", f"ptr {oldest}", str(waiting))
-    f.store(f.bin("add", head, f.i64(1)), f.pointer(ring, RING_HEAD))
-    f.end_if(after)
+    tail = f.field("i64", ring, RING_TAIL)
     entry = _entry(f, ring, tail)
     f.store(mask, f.pointer(entry, ENTRY_MASK))
     f.store(instruction, f.pointer(entry, ENTRY_INSTRUCTION))
@@ -137,23 +140,6 @@ def copy_start(module: Module) -> None:
     into = f.pointer(entry, ENTRY_DATA)
     f.line(f"call void @llvm.memcpy.p0.p0.i64(ptr {into}, ptr {data}, {length}, i1 false)")
     f.store(f.bin("add", tail, f.i64(1)), f.pointer(ring, RING_TAIL))
-    # mark the words
-    marking = f.bin("and", f.ctx("track_shared"), f.i64(at.TRACK_COPIES))
-    after = f.start_if(f.icmp("ne", marking, f.i64(0)))
-    flags = f.ctx_pointer("shared_flags")
-    for size in (4, 8, 16):
-        inner = f.start_if(f.icmp("eq", span, f.i64(size)))
-        type_ = f"i{2 * size}"
-        pattern = const(type_, int.from_bytes(bytes([at.FLAG_COPY]) * (size // 4), "little"))
-
-        def mark(lane: Value, type_: str = type_, pattern: Value = pattern) -> None:
-            offset = f.load("i64", f.pointer(offsets, f.bin("mul", lane, f.i64(8))))
-            place = f.pointer(flags, f.bin("lshr", offset, f.i64(2)))
-            f.store(f.bin("or", f.load(type_, place, align=1), pattern), place, align=1)
-
-        _each_lane(f, mask, mark)
-        f.end_if(inner)
-    f.end_if(after)
     f.ret(Value("true", "i1"))
     f.label(failed)
     f.ret(Value("false", "i1"))
@@ -280,6 +266,85 @@ def _check_offsets(f: Function, offsets: str, mask: Value, span: Value, instruct
     f.label(after)
 
 
+def _look_for_hazards(f: Function, offsets: str, mask: Value, span: Value, instruction: Value) -> None:
+    """Before a copy is in the ring: who else uses where it goes. Its words are marked.
+
+    Where the ring is full, the oldest copy lands.
+    """
+    ring = _ring(f)
+    head, tail = f.field("i64", ring, RING_HEAD), f.field("i64", ring, RING_TAIL)
+    after = f.start_if(f.icmp("uge", f.bin("sub", tail, head), f.i64(CAPACITY)), "unlikely")
+    oldest = _entry(f, ring, head)
+    waiting = f.field("i32", oldest, ENTRY_MASK)
+    f.call("void", "copy_land", "ptr %ctx", "ptr %warp", f"ptr {oldest}", str(waiting))
+    f.store(f.bin("add", head, f.i64(1)), f.pointer(ring, RING_HEAD))
+    f.end_if(after)
+    marking = f.bin("and", f.ctx("track_shared"), f.i64(at.TRACK_COPIES))
+    after = f.start_if(f.icmp("ne", marking, f.i64(0)))
+    flags = f.ctx_pointer("shared_flags")
+    for size in (4, 8, 16):
+        inner = f.start_if(f.icmp("eq", span, f.i64(size)))
+        type_ = f"i{2 * size}"
+        pattern = const(type_, int.from_bytes(bytes([at.FLAG_COPY]) * (size // 4), "little"))
+
+        def place_of(lane: Value) -> tuple[Value, str]:
+            offset = f.load("i64", f.pointer(offsets, f.bin("mul", lane, f.i64(8))))
+            return offset, f.pointer(flags, f.bin("lshr", offset, f.i64(2)))
+
+        def check(lane: Value, type_: str = type_, pattern: Value = pattern) -> None:
+            offset, place = place_of(lane)
+            there = f.bin("and", f.load(type_, place, align=1), pattern)
+            found = f.start_if(f.icmp("ne", there, const(type_, 0)), "unlikely")
+            byte = f.bin("lshr", f.intrinsic("cttz", there, flags=", i1 true"), const(type_, 3))
+            word = f.bin("add", offset, f.bin("mul", f.resize(byte, "i64"), f.i64(4)))
+            tell_copy(f, instruction, f.i32(at.COPY_OVERWRITTEN), word, f.resize(lane, "i32"))
+            f.end_if(found)
+
+        def mark(lane: Value, type_: str = type_, pattern: Value = pattern) -> None:
+            _, place = place_of(lane)
+            f.store(f.bin("or", f.load(type_, place, align=1), pattern), place, align=1)
+
+        _each_lane(f, mask, check)  # all of them first: no lane is told of its neighbour's copy
+        _each_lane(f, mask, mark)
+        f.end_if(inner)
+    f.end_if(after)
+    racing = f.start_if(f.icmp("ne", f.ctx("race"), f.i64(0)))
+    first, lowest, at_once = _in_a_row(f, offsets, mask, span)
+    together, apart, looked = (f.new_label(s) for s in ("together", "apart", "looked"))
+    f.cond(at_once, together, apart, "likely")
+    f.label(together)
+    length = f.bin("mul", f.resize(f.popcount(mask), "i64"), span)
+    shift = f.resize(f.intrinsic("cttz", span, flags=", i1 true"), "i32")
+    f.call(
+        "void", "race_run", "ptr %ctx", "ptr %warp", str(instruction), "i32 1", str(lowest), str(length),
+        str(shift), str(first), "i32 0",
+    )  # fmt: skip
+    f.br(looked)
+    f.label(apart)
+    f.store(f.load("i64", offsets, WARP, align=64), f.pointer("%ctx", at.SCRATCH_ADDRESSES), align=64)
+    f.call(
+        "void", "race_lanes", "ptr %ctx", "ptr %warp", str(instruction), "i32 1", str(mask), str(span),
+        f"i32 {at.SPACE_SHARED}",
+    )  # fmt: skip
+    f.br(looked)
+    f.label(looked)
+    f.end_if(racing)
+
+
+def _in_a_row(f: Function, offsets: str, mask: Value, span: Value) -> tuple[Value, Value, Value]:
+    """The lowest lane of a mask, its offset, and whether its lanes are neighbours and so are their bytes."""
+    first = f.intrinsic("cttz", mask, flags=", i1 true")
+    wide = f.resize(first, "i64")
+    lowest = f.load("i64", f.pointer(offsets, f.bin("mul", wide, f.i64(8))))
+    run = f.bin("lshr", mask, first)
+    together = f.icmp("eq", f.bin("and", run, f.bin("add", run, f.i32(1))), f.i32(0))
+    steps = f.bin("mul", f.bin("sub", f.lane_numbers("i64"), f.spread(wide)), f.spread(span))
+    every = f.load("i64", offsets, WARP, align=64)
+    in_step = f.mask_bits(f.icmp("eq", every, f.bin("add", f.spread(lowest), steps)))
+    in_step = f.icmp("eq", f.bin("and", in_step, mask), mask)
+    return first, lowest, f.bin("and", together, in_step)
+
+
 def copy_land(module: Module) -> None:
     """void copy_land(ctx, warp, entry, mask): write the data of some lanes of an entry to shared memory."""
     f = Function(
@@ -313,17 +378,9 @@ def copy_land(module: Module) -> None:
         f.end_if(after)
 
     after = f.start_if(f.icmp("ne", mask, f.i32(0)))
-    first = f.intrinsic("cttz", mask, flags=", i1 true")
-    lowest = f.load("i64", f.pointer(offsets, f.bin("mul", f.resize(first, "i64"), f.i64(8))))
-    run = f.bin("lshr", mask, first)
-    together = f.icmp("eq", f.bin("and", run, f.bin("add", run, f.i32(1))), f.i32(0))
-    lanes = f.lane_numbers("i64")
-    steps = f.bin("mul", f.bin("sub", lanes, f.spread(f.resize(first, "i64"))), f.spread(span))
-    every = f.load("i64", offsets, WARP, align=64)
-    in_step = f.mask_bits(f.icmp("eq", every, f.bin("add", f.spread(lowest), steps)))
-    in_step = f.icmp("eq", f.bin("and", in_step, mask), mask)
+    first, lowest, in_a_row = _in_a_row(f, offsets, mask, span)
     at_once, one_by_one, done = f.new_label("at_once"), f.new_label("one_by_one"), f.new_label("landed")
-    f.cond(f.bin("and", together, in_step), at_once, one_by_one, "likely")
+    f.cond(in_a_row, at_once, one_by_one, "likely")
     f.label(at_once)
     length = f.bin("mul", f.resize(f.popcount(mask), "i64"), span)
     shift = f.resize(f.intrinsic("cttz", span, flags=", i1 true"), "i32")

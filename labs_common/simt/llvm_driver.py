@@ -8,6 +8,8 @@ from __future__ import annotations
 from . import llvm_copies
 from . import llvm_layout as at
 from .llvm_layout import CTX
+from .llvm_meet import DECLARATIONS as MEETING
+from .llvm_meet import gather, to_lanes, to_scalars
 from .llvm_races import race_lanes, race_run
 from .llvm_runtime import Function, access, count_atomic, place, resolve, sectors, wavefronts
 from .llvm_text import Module, Value
@@ -310,6 +312,7 @@ DECLARATIONS = (
     "declare void @race_run(ptr, ptr, i32, i32, i64, i64, i32, i32, i32)",
     "declare i32 @refill(ptr, ptr)",
     *llvm_copies.DECLARATIONS,
+    *MEETING,
 )
 
 
@@ -318,7 +321,7 @@ def text(triple: str, attributes: str) -> str:
     module = Module()
     for part in (resolve, wavefronts, sectors, race_run, race_lanes, place, access, count_atomic, refill):
         part(module)
-    for part in llvm_copies.FUNCTIONS:
+    for part in (to_scalars, to_lanes, gather, *llvm_copies.FUNCTIONS):
         part(module)
     for stepped in (False, True):
         driver(module, stepped)

@@ -79,6 +79,7 @@ class Kernel:
         self.program, self.stepped = program, stepped
         self.analysis = analyse(program)
         self.spins = spinning_branches(program)
+        self.copying = any(a.operation == "cp" for a in program.access.values())
         if stepped:
             chained = chains(program)
             sharing = sharing_blocks(program)

@@ -157,8 +157,8 @@ def _in(address: int, space: str) -> bool:
     return not any(base <= address < base + WINDOW_BYTES for base in WINDOW.values())
 
 
-def _in_flight(worker: Worker, instruction: int, warp: int, offset: int, lane: int) -> Finding:
-    """The finding of a read that should have waited for an asynchronous copy: the oldest one to that word."""
+def _in_flight(worker: Worker, instruction: int, warp: int, offset: int, lane: int, write: bool) -> Finding:
+    """The finding of an access that should have waited for an asynchronous copy: the oldest to that word."""
     oldest = None
     for w in range(worker.warps):
         ring = worker.copies[w * copies.RING_BYTES :][: copies.RING_BYTES]
@@ -177,7 +177,7 @@ def _in_flight(worker: Worker, instruction: int, warp: int, offset: int, lane: i
     block, thread = worker.where(32 * warp + lane)
     owner = worker.where(oldest[1])[1]
     file, line = source_of(worker, instruction)
-    return in_flight(file, line, block, thread, offset, owner, source_of(worker, oldest[2])[1])
+    return in_flight(file, line, block, thread, offset, owner, source_of(worker, oldest[2])[1], write)
 
 
 _BETWEEN_WARPS = {
@@ -195,8 +195,8 @@ def hazard_of(
     """The finding of a race; called before the access enters the worker's race state."""
     file, line = source_of(worker, instruction)
     block, me = worker.where(32 * warp + lane)
-    if hazard == at.COPY_IN_FLIGHT:
-        return _in_flight(worker, instruction, warp, offset, lane)
+    if hazard in (at.COPY_IN_FLIGHT, at.COPY_OVERWRITTEN):
+        return _in_flight(worker, instruction, warp, offset, lane, hazard == at.COPY_OVERWRITTEN)
     if hazard == at.SAME_STORE:
         other = worker.where(32 * warp + length)[1]
         return same_store_finding(file, line, block, me, other, offset)

@@ -88,7 +88,7 @@ RACE_ARRAYS = 10
 RACE_ATOMIC = 1 << 31
 RACE_EPOCHS = 1 << 26  # then the tags are cleared
 READ_AFTER_WRITE, WRITE_AFTER_WRITE, WRITE_AFTER_READ, WRITE_AFTER_SECOND_READ, COPY_IN_FLIGHT = range(5)
-OWN_READ_AFTER_WRITE, OWN_WRITE_AFTER_WRITE, OWN_WRITE_AFTER_READ, SAME_STORE = range(5, 9)
+OWN_READ_AFTER_WRITE, OWN_WRITE_AFTER_WRITE, OWN_WRITE_AFTER_READ, SAME_STORE, COPY_OVERWRITTEN = range(5, 10)
 HAZARDS = 16  # bytes of race_seen for each instruction
 
 # ---- shared_flags: a byte for each word, bits 0 to 3 for its written bytes

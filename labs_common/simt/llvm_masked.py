@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from . import llvm_layout as at
 from . import llvm_runtime as runtime
 from .llvm_code import FALSE, TRUE, register_type
+from .llvm_meet import MEMBERS
 from .llvm_text import WARP, Value, const
 from .llvm_warp import Code
 from .parse import Register
@@ -167,32 +168,11 @@ class Masked(Code):
     def meet(self, n: int, alive: Value, pc: Value, run: str) -> None:
         """All living lanes are at block n: go back to uniform code if its scalars are equal in all lanes."""
         f = self.f
-        lane = f.resize(f.intrinsic("cttz", alive, flags=", i1 true"), "i64")
-        values = []
-        good = TRUE
-        for register in self.program.registers:
-            index = register.index
-            if not (self.live_in[n] & self.analysis.saved) >> index & 1 or index in self.analysis.vectors:
-                continue
-            slot = f.pointer("%warp", self.layout.vector_slots[index])
-            type_ = register_type(register)
-            if type_ == "i1":
-                bits = f.bin("and", f.load("i32", slot), alive)
-                none = f.icmp("eq", bits, const("i32", 0))
-                good = f.bin("and", good, f.bin("or", none, f.icmp("eq", bits, alive)))
-                first = f.resize(f.bin("xor", none, const("i1", 1)), "i8")
-            else:
-                width = const("i64", int(type_[1:]) // 8)
-                first = f.load(type_, f.pointer(slot, f.bin("mul", lane, width)))
-                every = f.load(type_, slot, WARP, align=64)
-                differs = f.bin("and", f.mask_bits(f.icmp("ne", every, f.spread(first))), alive)
-                good = f.bin("and", good, f.icmp("eq", differs, const("i32", 0)))
-            values.append((index, first))
-        go = f.new_label("go")
-        f.cond(good, go, run)
-        f.label(go)
-        for index, first in values:
-            f.store(first, f.pointer("%warp", self.layout.scalar_slots[index]))
+        table = self.scalar_table(self.live_in[n])
+        if table is not None:
+            go = f.new_label("go")
+            f.cond(f.call("i1", "to_scalars", "ptr %warp", *table, str(alive)), go, run)
+            f.label(go)
         f.store(const("i32", n), f.pointer("%warp", at.WARP_BLOCK))
         f.store(f.bin("and", pc, const("i32", 1)), f.pointer("%warp", at.WARP_ENTERED))
         f.ret(const("i32", at.SWITCH))
@@ -321,46 +301,19 @@ class Masked(Code):
     def gather(self, block: Block, pc: Value) -> None:
         """Run for the lanes whose members have all come; the others wait."""
         f, n = self.f, block.index
-        check, go, wait = f.new_label("check"), f.new_label("go"), f.new_label("wait")
+        check, go = f.new_label("check"), f.new_label("go")
         place = f.variable("i32")
         f.store(self.mask, place)
         f.cond(f.icmp("ne", f.bin("and", pc, const("i32", 1)), const("i32", 0)), go, check)
         f.label(check)
-        alive = f.field("i32", "%warp", at.WARP_ALIVE)
-        pcs = f.load("i32", f.pointer("%warp", at.WARP_PCS), WARP, align=64)
-        waiting = f.mask_bits(f.icmp("eq", pcs, f.spread(const("i32", 2 * n | at.WAIT))))
-        here = f.bin("or", self.mask, f.bin("and", waiting, alive))
         self.index = block.start
-        members = f.spread(self.participants())
-        here_vector = f.mask_lanes(here)
-
-        def faulty(condition: Value, kind: int) -> None:
-            lanes = f.mask_bits(f.bin("and", condition, here_vector))
-            wrong, fine = f.new_label("wrong"), f.new_label("fine")
-            f.cond(f.icmp("ne", lanes, const("i32", 0)), wrong, fine, "unlikely")
-            f.label(wrong)
-            lane = f.intrinsic("cttz", lanes, flags=", i1 true")
-            extra = f.resize(f.extract(members, lane), "i64")
-            runtime.fault(f, kind, const("i32", self.index), lane, const("i64", 0), extra)
-            f.br(self.fault_label)
-            f.label(fine)
-
-        own = f.bin("and", f.bin("lshr", members, f.lane_numbers()), const("i32", 1))
-        faulty(f.icmp("eq", own, const("i32", 0)), at.NOT_IN_MASK)
-        if self.instruction.opcode != "bar":
-            exited = f.bin("and", members, f.spread(f.bin("xor", alive, const("i32", -1))))
-            faulty(f.icmp("ne", exited, const("i32", 0)), at.MASK_EXITED)
-        absent = f.bin("and", members, f.spread(f.bin("and", alive, f.bin("xor", here, const("i32", -1)))))
-        ready = f.bin("and", f.mask_bits(f.icmp("eq", absent, const("i32", 0))), here)
-        # those left over wait, so that they do not look runnable
-        rest = f.bin("and", here, f.bin("xor", ready, const("i32", -1)))
-        self.set_pcs(const("i32", 2 * n | at.WAIT), f.mask_lanes(rest))
-        named = f.pointer("%warp", at.WARP_COUNT)
-        f.store(f.select(here_vector, members, f.load("i32", named, WARP, align=64)), named, align=64)
-        f.store(ready, place)
-        f.cond(f.icmp("ne", ready, const("i32", 0)), go, wait)
-        f.label(wait)
-        f.br(self.after_block)
+        f.store(f.spread(self.participants()), f.pointer("%ctx", MEMBERS), align=64)
+        ready = f.call(
+            "i64", "gather", "ptr %ctx", "ptr %warp", f"i32 {self.index}", f"i32 {2 * n | at.WAIT}",
+            str(self.mask), "i1 true" if self.instruction.opcode == "bar" else "i1 false",
+        )  # fmt: skip
+        f.store(f.resize(ready, "i32"), place)
+        f.switch(ready, go, [(0, self.after_block), (-1, self.fault_label)])
         f.label(go)
         self.fresh_block()
         self.mask = f.load("i32", place)

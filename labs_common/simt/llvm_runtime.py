@@ -325,16 +325,18 @@ def place(module: Module) -> None:
     f.label(body)
     here = f.pointer(flags, k)
     have = f.load("i8", here)
-    f.cond(f.bin("and", reads, f.icmp("ne", f.ctx("track_shared"), f.i64(0))), check, mark)
-    f.label(check)
     copying = f.icmp("ne", f.bin("and", have, Value(str(at.FLAG_COPY), "i8")), Value("0", "i8"))
     in_flight, settled = f.new_label("in_flight"), f.new_label("settled")
     f.cond(copying, in_flight, settled, "unlikely")
     f.label(in_flight)  # reported, and the copy counts as the word's write
-    copy_read(f, instruction, f.bin("add", f.bin("and", offset, f.i64(-4)), f.bin("mul", k, f.i64(4))), lane)
+    word = f.bin("add", f.bin("and", offset, f.i64(-4)), f.bin("mul", k, f.i64(4)))
+    hazard = f.select(writes, f.i32(at.COPY_OVERWRITTEN), f.i32(at.COPY_IN_FLIGHT))
+    tell_copy(f, instruction, hazard, word, lane)
     f.store(f.bin("or", have, Value("15", "i8")), here)
     f.br(mark)
     f.label(settled)
+    f.cond(f.bin("and", reads, f.icmp("ne", f.ctx("track_shared"), f.i64(0))), check, mark)
+    f.label(check)
     complete = f.icmp("eq", f.bin("and", have, bits), bits)
     off = f.icmp("eq", f.bin("and", f.ctx("track_shared"), f.i64(at.TRACK_WRITES)), f.i64(0))
     f.cond(f.bin("or", complete, off), mark, unwritten)
@@ -441,16 +443,16 @@ def place(module: Module) -> None:
     f.finish()
 
 
-def copy_read(f: Function, instruction: Value, offset: Value, lane: Value) -> None:
-    """Tell the engine, once for each instruction, of a read where an asynchronous copy is on its way to."""
+def tell_copy(f: Function, instruction: Value, hazard: Value, offset: Value, lane: Value) -> None:
+    """Tell the engine, once for each instruction, of an access to where a copy is on its way to."""
     at_seen = f.bin("mul", f.resize(instruction, "i64"), f.i64(at.HAZARDS))
-    seen = f.pointer(f.ctx_pointer("race_seen"), f.bin("add", at_seen, f.i64(at.COPY_IN_FLIGHT)))
+    seen = f.pointer(f.ctx_pointer("race_seen"), f.bin("add", at_seen, f.resize(hazard, "i64")))
     after = f.start_if(f.icmp("eq", f.load("i8", seen), Value("0", "i8")))
     f.store(Value("1", "i8"), seen)
     warp = f.field("i64", "%warp", at.WARP_INDEX)
     f.line(
         f"call void {f.ctx_pointer('report')}({f.ctx('host')}, {instruction}, {warp}, "
-        f"i32 {at.COPY_IN_FLIGHT}, {offset}, i64 1, i32 31, {lane})"
+        f"{hazard}, {offset}, i64 1, i32 31, {lane})"
     )
     f.end_if(after)
 
@@ -600,28 +602,31 @@ def access(module: Module) -> None:
     f.label(check)
     flags = f.pointer(f.ctx_pointer("shared_flags"), f.bin("lshr", lowest, f.i64(2)))
     words = f.bin("lshr", length, f.i64(2))
-    set_flags, test_flags, shared_ok = (
-        f.new_label("set_flags"),
-        f.new_label("test_flags"),
-        f.new_label("shared_ok"),
+    look, look_body, look_next, looked = (
+        f.new_label(s) for s in ("look", "look_body", "look_next", "looked")
     )
-    f.cond(storing, set_flags, test_flags)
+    set_flags, shared_ok = f.new_label("set_flags"), f.new_label("shared_ok")
+    f.store(f.i64(0), step)
+    # a load wants words that are written, a store words that no copy is on its way to
+    looking = f.select(storing, f.ctx("copies"), f.ctx("track_shared"))
+    care = f.select(storing, Value(str(at.FLAG_COPY), "i8"), Value("-1", "i8"))
+    wanted = f.select(storing, Value("0", "i8"), Value("15", "i8"))
+    f.cond(f.icmp("ne", looking, f.i64(0)), look, looked)
+    f.label(look)
+    k = f.load("i64", step)
+    f.cond(f.icmp("ult", k, words), look_body, looked)
+    f.label(look_body)
+    flag = f.bin("and", f.load("i8", f.pointer(flags, k)), care)
+    f.cond(f.icmp("eq", flag, wanted), look_next, loop)
+    f.label(look_next)
+    f.store(f.bin("add", k, f.i64(1)), step)
+    f.br(look)
+    f.label(looked)
+    f.cond(storing, set_flags, shared_ok)
     f.label(set_flags)
     module.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
     f.line(f"call void @llvm.memset.p0.i64(ptr {flags}, i8 15, {words}, i1 false)")
     f.br(shared_ok)
-    f.label(test_flags)
-    look, look_body, look_next = f.new_label("look"), f.new_label("look_body"), f.new_label("look_next")
-    f.store(f.i64(0), step)
-    f.cond(f.icmp("ne", f.ctx("track_shared"), f.i64(0)), look, shared_ok)
-    f.label(look)
-    k = f.load("i64", step)
-    f.cond(f.icmp("ult", k, words), look_body, shared_ok)
-    f.label(look_body)
-    f.cond(f.icmp("eq", f.load("i8", f.pointer(flags, k)), Value("15", "i8")), look_next, loop)
-    f.label(look_next)
-    f.store(f.bin("add", k, f.i64(1)), step)
-    f.br(look)
     f.label(shared_ok)
     shared_memory = f.pointer(f.ctx_pointer("shared"), lowest)
     group = f.bin("udiv", f.i64(128), span)

@@ -397,9 +397,9 @@ class Stepped(Uniform):
     def leave(self, bits: int, pcs: Value) -> None:
         """Vectors are in their slots; scalars get theirs for every lane."""
         f = self.f
-        for register in self.registers(bits):
-            if register.index not in self.analysis.vectors:
-                self.save_lanes(register, self.read(register))
+        table = self.scalar_table(bits)
+        if table is not None:
+            f.call("void", "to_lanes", "ptr %warp", *table)
         f.store(f.spread(pcs), f.pointer("%warp", at.WARP_PCS), align=64)
         f.store(const("i32", -1), f.pointer("%warp", at.WARP_BLOCK))
         if pcs.lanes == 1:

@@ -2,7 +2,12 @@
 
 The data are read when the copy starts and written when the thread that started it waits for its group, the
 latest moment that CUDA allows: a missing wait shows what was there before. A thread's copies land in the
-order in which they started. Shared words that a copy is on its way to are marked; reading one is reported.
+order in which they started. Shared words that a copy is on its way to are marked; reading or writing one is
+reported, by whichever thread and with whatever barrier, as nothing but the wait orders the copy's write. For
+racecheck it is a write twice: where it starts, after which it may happen any time, and where it was awaited.
+
+A block that ends with copies on their way is no finding: the PTX ISA does not forbid it, compute-sanitizer
+does not report it, and nobody is left to see what they write.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import Finding
+from .errors import Dim3, Finding
 
 if TYPE_CHECKING:
     from .numpy_engine import Batch, Lanes
@@ -74,6 +79,10 @@ class Copies:
         if len(self.queue) >= CAPACITY:
             oldest = self.started - CAPACITY
             self._land(lambda copy: copy.order <= oldest[self.batch.warp_of[copy.lanes]], lanes)
+        self.touched(lanes, i, index, span, write=True)
+        if self.batch.races is not None:
+            self.batch.races.access(lanes, i, index, span, True)
+            self.batch.races.same_store(lanes, i, index, list(data.T))
         self.started[lanes.warp[lanes.starts]] += 1
         waiting = np.ones(lanes.n, bool)
         self.queue.append(Copy(i, numbers, index, data, self.committed[numbers], order, waiting))
@@ -182,34 +191,33 @@ class Copies:
 
     # ---- other accesses to shared memory
 
-    def overwritten(self, index: np.ndarray, span: int) -> None:
-        """A store went where a copy is on its way to: what is read next is the store's."""
-        if self.queue and self.marked is not None:
-            for k in range(max(span // 4, 1)):
-                self.marked[(index >> 2) + k] = False
+    def touched(self, lanes: Lanes, i: int, index: np.ndarray, span: int, write: bool) -> None:
+        """Report a read or write of words that a copy is on its way to, once for each source line.
 
-    def read(self, lanes: Lanes, i: int, index: np.ndarray, span: int) -> None:
-        """Report a read of words that a copy is on its way to, once for each source line."""
+        What is read after a write is the write's: it alone is reported.
+        """
         if not self.queue or self.marked is None:
             return
         words = max(span // 4, 1)
-        parts = np.stack([self.marked[(index >> 2) + k] for k in range(words)], 1)
+        first = index >> 2
+        parts = np.stack([self.marked[first + k] for k in range(words)], 1)
         lane_has = parts.any(1)
         if not lane_has.any():
             return
         at = int(np.argmax(lane_has))
-        word = (int(index[at]) >> 2) + int(np.argmax(parts[at]))
+        word = int(first[at]) + int(np.argmax(parts[at]))
         batch, memory = self.batch, self.batch.memory
-        if memory.initcheck:  # the copy counts as the word's write; that it was too early is told here
-            written = memory.view("written", np.dtype(np.uint32))
-            for k in range(words):
-                hit = (index >> 2)[parts[:, k]] + k
-                written[hit] = 0xFFFFFFFF
         copy, position = self._copy_to(word)
         owner = batch.who(int(copy.lanes[position]))[1]
         address = word * 4 % memory.shared_stride
         copy_line = batch.source_of(copy.instruction)[1]
-        batch.note(in_flight(*batch.source_of(i), *lanes.who(at), address, owner, copy_line))
+        batch.note(in_flight(*batch.source_of(i), *lanes.who(at), address, owner, copy_line, write))
+        for k in range(words):
+            hit = first[parts[:, k]] + k
+            if memory.initcheck:  # the copy counts as the word's write; that it was too early is told here
+                memory.view("written", np.dtype(np.uint32))[hit] = 0xFFFFFFFF
+            if write:
+                self.marked[hit] = False
 
     def _copy_to(self, word: int) -> tuple[Copy, int]:
         """The oldest copy that is on its way to a word, and the position of its lane."""
@@ -221,16 +229,19 @@ class Copies:
         raise AssertionError(f"the word {word} is marked, yet nothing is on its way to it")
 
 
-def in_flight(file: str, line: int, block, thread, address: int, owner, copy_line: int) -> Finding:
-    """The finding of a read that should have waited."""
+def in_flight(
+    file: str, line: int, block: Dim3, thread: Dim3, address: int, owner: Dim3, copy_line: int, write: bool
+) -> Finding:
+    """The finding of a read or write that should have waited."""
+    lost = ", so that either of the two writes may be the last" if write else ""
     return Finding(
         "synccheck",
-        "Missing wait. Read of __shared__ memory with cp.async in flight",
+        f"Missing wait. {'Write' if write else 'Read'} of __shared__ memory with cp.async in flight",
         file,
         line,
         block,
         thread,
         address,
         f"thread {owner} copies to shared address {address:#x} at line {copy_line} and has not waited for "
-        f"it; cp.async.wait_group or wait_all is needed, then a barrier for other threads to see it",
+        f"it{lost}; cp.async.wait_group or wait_all is needed, then a barrier for other threads to see it",
     )

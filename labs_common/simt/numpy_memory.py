@@ -124,7 +124,7 @@ class Memory:
         if space == "shared":
             self.count_wavefronts(lanes, i, address, span)
             if self.batch.copies is not None:
-                self.batch.copies.read(lanes, i, index, span)
+                self.batch.copies.touched(lanes, i, index, span, write=False)
             if self.initcheck:
                 marks = self.gather(self.shared_written, index, 0, dtype, access.count)
                 self.need_written(lanes, i, access, address, marks)
@@ -156,7 +156,7 @@ class Memory:
         if space == "shared":
             self.count_wavefronts(lanes, i, address, span)
             if self.batch.copies is not None:
-                self.batch.copies.overwritten(index, span)
+                self.batch.copies.touched(lanes, i, index, span, write=True)
             if self.initcheck:
                 self.mark(self.view("written", dtype), index, access.width, access.count)
             if self.batch.races is not None:
@@ -389,8 +389,7 @@ class Memory:
                 if space == "shared":
                     self.count_wavefronts(sub, i, at, access.width)
                     if self.batch.copies is not None:
-                        self.batch.copies.read(sub, i, index, access.width)
-                        self.batch.copies.overwritten(index, access.width)
+                        self.batch.copies.touched(sub, i, index, access.width, write=True)
                     if self.initcheck:
                         self.need_written(
                             sub, i, access, at, [self.view("written", dtype)[index // access.width]]

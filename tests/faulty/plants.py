@@ -507,6 +507,148 @@ PLANTS += (
     ),
 )
 
+# Stages towards the roof. Their ring reads all by itself: it can be told something wrong, its tiles can be
+# taken too early, and what comes out of them can be counted wrongly.
+RING_67 = "  PageRing<OnePartition, TOKEN_WARPS> ring(problem, in, {{sequence, start, end, kv_head}"
+RING_89 = "  PageRing<BlockSegments, TOKEN_WARPS> ring(problem, in,"
+VALID_6, VALID_7 = "lane / HEAD_SLOTS < end;", "i / 2 * 8 < end;"
+LOOP_67 = "tile < end; tile"
+CONTEXT_67 = "in.context_lengths[sequence]"
+USED_67 = "const int used = (in.context_lengths[blockIdx.y] + PARTITION_TOKENS - 1) / PARTITION_TOKENS;"
+HEAD_6, HEAD_7 = (
+    "kv_head * GROUP_SIZE + min(first_head + h, GROUP_SIZE - 1)",
+    "sequence, kv_head * GROUP_SIZE + head)",
+)
+KV_HEAD_89 = "(segment->head_group * BLOCK_HEADS + block_set) / HEAD_SETS}"
+VALID_89 = "segment->end - tile, problem.scale"
+PART_89, VALUE_89 = (
+    "work.partials.part[entry] = part;",
+    "work.partials.values[entry * COLUMNS + column] = merged;",
+)
+DIVIDED_89 = VALUE_89.replace("merged", "rescale_add(merged, 1.0f / part.sum, 0.0f, merged)")
+PIECES_8, PIECES_9 = "pieces.y, output", "merge.pieces,\n"
+WHOLE_PAGES = f"({CONTEXT_67} / PAGE_SIZE * PAGE_SIZE)"
+FILLED_PAGES = "((end + PAGE_SIZE - 1) / PAGE_SIZE * PAGE_SIZE)"
+
+
+def other_inputs(keys: str, values: str) -> dict[str, Edit]:
+    """The ring copies from other arrays, for stages 06 and 07, and for 08 and 09."""
+    change = f"  Inputs other = in;\n  other.key_cache = in.{keys};\n  other.value_cache = in.{values};\n"
+    return {
+        "67": (RING_67, change + RING_67.replace("problem, in,", "problem, other,")),
+        "89": (RING_89, change + RING_89.replace("problem, in,", "problem, other,")),
+    }
+
+
+def until(valid: str, end: str) -> tuple[Edit, ...]:
+    """Ring, loop and mask end somewhere else."""
+    return (
+        (RING_67, RING_67.replace("start, end,", f"start, {end},")),
+        (LOOP_67, LOOP_67.replace("< end", f"< {end}")),
+        (valid, valid.replace("< end", f"< {end}")),
+    )
+
+
+def ring_with(of: str, new: str) -> tuple[Edit, ...]:
+    """The ring is told another sequence or key/value head."""
+    segment = "{{sequence, start, end, kv_head}"
+    return ((RING_67, RING_67.replace(segment, segment.replace(of, new))),)
+
+
+PLANTS += (
+    ("unscaled", "6", (("(products) * problem.scale;", "(products);"),)),
+    (
+        "unscaled",
+        "7",
+        (("(products[0][i] + products[1][i]) * problem.scale", "(products[0][i] + products[1][i])"),),
+    ),
+    ("unscaled", "89", ((VALID_89, "segment->end - tile, 1.0f"),)),
+    ("scaled_twice", "67", (("* problem.scale", "* problem.scale * problem.scale"),)),
+    ("scaled_twice", "89", ((VALID_89, f"{VALID_89} * problem.scale"),)),
+    *(
+        (name, stages, (edit,))
+        for name, arrays in (
+            ("keys_and_values_swapped", ("value_cache", "key_cache")),
+            ("keys_from_values", ("value_cache", "value_cache")),
+            ("values_from_keys", ("key_cache", "key_cache")),
+        )
+        for stages, edit in other_inputs(*arrays).items()
+    ),
+    *(
+        (name, stage, until(valid, end))
+        for stage, valid in (("6", VALID_6), ("7", VALID_7))
+        for name, end in (
+            ("past_context_end", FILLED_PAGES),
+            ("last_partial_page_dropped", f"min(end, {WHOLE_PAGES})"),
+        )
+    ),
+    ("last_token_skipped", "6", ((VALID_6, f"lane / HEAD_SLOTS < min(end, {CONTEXT_67} - 1);"),)),
+    (
+        "first_token_skipped",
+        "6",
+        ((VALID_6, f"{VALID_6[:-1]} && tile + s * STEP_TOKENS + lane / HEAD_SLOTS > 0;"),),
+    ),
+    ("last_token_skipped", "7", ((VALID_7, f"i / 2 * 8 < min(end, {CONTEXT_67} - 1);"),)),
+    ("first_token_skipped", "7", ((VALID_7, f"{VALID_7[:-1]} && tile + row + i / 2 * 8 > 0;"),)),
+    ("table_of_sequence_0", "67", ring_with("{{sequence", "{{0")),
+    ("table_of_sequence_0", "89", (("next = {segment->sequence", "next = {0"),)),
+    ("kv_head_0", "67", ring_with("kv_head}", "0}")),
+    ("kv_head_0", "89", ((KV_HEAD_89, "0}"),)),
+    ("next_kv_head", "67", ring_with("kv_head}", "kv_head + 1}")),
+    ("next_kv_head", "89", ((KV_HEAD_89, KV_HEAD_89.replace("}", " + 1}")),)),
+    ("query_of_group_first", "6", ((HEAD_6, "kv_head * GROUP_SIZE"),)),
+    ("query_of_group_first", "7", ((HEAD_7, "sequence, kv_head * GROUP_SIZE)"),)),
+    ("query_of_group_first", "89", (("sequence, first_head), last_head);", "sequence, first_head), 0);"),)),
+    (
+        "query_of_sequence_0",
+        "6",
+        (("query_offset(problem, sequence, head)", "query_offset(problem, 0, head)"),),
+    ),
+    (
+        "query_of_sequence_0",
+        "7",
+        (("query_offset(problem, sequence, kv_head", "query_offset(problem, 0, kv_head"),),
+    ),
+    (
+        "query_of_sequence_0",
+        "89",
+        (
+            (
+                "query_offset(problem, sequence, first_head), last",
+                "query_offset(problem, 0, first_head), last",
+            ),
+        ),
+    ),
+    (
+        "max_starts_at_zero",
+        "6",
+        (("Partial running = {-INFINITY, 0.0f};", "Partial running = {0.0f, 0.0f};"),),
+    ),
+    ("max_starts_at_zero", "7", (("max[2] = {-INFINITY, -INFINITY};", "max[2] = {0.0f, 0.0f};"),)),
+    ("first_split_only", "67", ((USED_67, "const int used = min(1, in.context_lengths[blockIdx.y]);"),)),
+    (
+        "last_split_dropped",
+        "67",
+        ((USED_67, USED_67.replace("= (", "= min(partitions - 1, (").replace("TOKENS;", "TOKENS);")),),
+    ),
+    ("first_split_only", "8", ((PIECES_8, "min(1, pieces.y), output"),)),
+    ("first_split_only", "9", ((PIECES_9, "min(1, merge.pieces),\n"),)),
+    ("divided_in_the_split", "89", ((VALUE_89, DIVIDED_89),)),
+    ("merge_without_correction", "89", ((PART_89, "work.partials.part[entry] = {0.0f, part.sum};"),)),
+    (
+        "merge_by_maximum_only",
+        "89",
+        ((PART_89, "work.partials.part[entry] = {part.max, 1.0f};"), (VALUE_89, DIVIDED_89)),
+    ),
+    ("synccheck", "67", (("values = ring.wait();", "values = ring.slots + ring.oldest * TILE_CHUNKS;"),)),
+    (
+        "synccheck",
+        "89",
+        (("tiles.weigh(ring.wait());", "tiles.weigh(ring.slots + ring.oldest * TILE_CHUNKS);"),),
+    ),
+    ("racecheck", "89", (("TOKEN_WARPS);\n    wait_for_set();", "TOKEN_WARPS);"),)),
+)
+
 REVERSE_TOKENS_12 = (
     (
         "size_t at = cache_offset(problem, page, 0, kv_head)",
@@ -545,7 +687,44 @@ HONEST: tuple[Plant, ...] = (
             ("token % problem.page_size", "(context - 1 - token) % problem.page_size"),
         ),
     ),
-    ("expf in place of __expf", "012345", (("__expf(", "expf("),)),
+    ("expf in place of __expf", "01234567", (("__expf(", "expf("),)),
+    (
+        "rescaled whether or not the maximum grew",
+        "6",
+        (("if (__any_sync(FULL_WARP, keep != 1.0f)) {", "{"),),
+    ),
+    ("one chain of products", "7", (("products[c / 2 % 2], key[0]", "products[0], key[0]"),)),
+    (
+        "loops not unrolled",
+        "6",
+        (("#pragma unroll\n          for (int d = 0; d < LANE_DIMS", "for (int d = 0; d < LANE_DIMS"),),
+    ),
+    (
+        "summed in another order",
+        "7",
+        (
+            (
+                "sum[h] * keep + weight[h] + weight[h + 2]",
+                "weight[h + 2] + weight[h] + sum[h] * keep",
+            ),
+        ),
+    ),
+    (
+        "the whole block waits",
+        "89",
+        (("wait_for_set();  // before the next", "__syncthreads();  // before the next"),),
+    ),
+    (
+        "rows counted the other way round",
+        "89",
+        (
+            (
+                "segment->first_partial + (size_t)(block_set * HEADS + h) * segment->pieces + segment->piece",
+                "(size_t)segment->pieces * (h + HEADS * block_set) + segment->first_partial + segment->piece",
+            ),
+        ),
+    ),
+    ("the first column by its item", "89", (("if (column == 0) work", "if (item % COLUMNS == 0) work"),)),
     (
         "rescaled whether or not the maximum grew",
         "5",
