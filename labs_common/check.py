@@ -42,7 +42,7 @@ FEW_BLOCKS = 3
 
 def check_problems(stage: Stage) -> tuple[Problem, ...]:
     """What a kernel of a stage is checked on, those first that are taught with."""
-    if stage not in ROOF:
+    if stage.id not in {one.id for one in ROOF}:  # also where a student gave it another planner
         return CHECK_PROBLEMS
     return (*(stage.typed(problem) for problem in ROOF_PROBLEMS[:3]), *ROOF_PROBLEMS[3:])
 
@@ -162,8 +162,9 @@ def _run(source: Source, stage: Stage, engine: Engine, problem: Problem, seed: i
     try:
         outcome = engine.run(stage, problem, inputs, source, check_plan(stage, problem, engine.device))
     except Fault as error:
-        return Result(problem, None, (error.finding,), error=str(error))
+        return Result(problem, None, (error.finding.reworded(source.readable),), error="a check stopped it")
     except (LaunchError, SimulationError) as error:
-        return Result(problem, None, error=str(error))
+        return Result(problem, None, error=source.readable(str(error)))
     verdict = compare(outcome.output, reference(problem, inputs), stage.weights(problem))
-    return Result(problem, verdict, outcome.findings, outcome.metrics)
+    findings = tuple(finding.reworded(source.readable) for finding in outcome.findings)
+    return Result(problem, verdict, findings, outcome.metrics)

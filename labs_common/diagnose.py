@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labs_common.engines import Engine, SimulatorEngine
+from labs_common.engines import Engine, SimulatorEngine, unwritten
 from labs_common.fault_model import RIGHT, SLACK, Case, Modelled, fits, work_of
 from labs_common.faults import FAULTS, Fault, probe_models
 from labs_common.plans import Device
@@ -56,6 +56,18 @@ _LOOK_FAULT = {
     "max_starts_at_zero": r"(running_max|running)\s*=",
     "max_not_kept": r"running_max\s*=\s*new_max|fmaxf\s*\(",
     "sum_not_rescaled": r"running_sum\s*[+*]?=(?!\s*0)",
+    **dict.fromkeys(
+        ("first_chunk_repeated", "neighbouring_chunks"), r"\bchunk\s*=|=.*(keys|key_shared)\s*\["
+    ),
+    "first_chunk_of_keys_repeated": r"=.*(keys|key_shared)\s*\[",
+    "first_chunk_of_values_repeated": r"=.*(values|value_shared)\s*\[|, value\[",
+    "first_chunk_of_values_only": r"accumulator\[",
+    "first_tile_repeated": r"cache_offset\s*\(",
+    "tiles_not_rescaled": r"weighted\[\w+\]\[\w+\]\s*[+*]?=",
+    **dict.fromkeys(
+        ("combine_adds_sums", "combine_scales_nothing", "combine_scales_sums_only"),
+        r"scale_a|fmaxf\s*\(|\.sum\b",
+    ),
     "accumulator_not_rescaled": r"accumulator(\[\w+\])?\s*[+*]?=(?!\s*(0|zero))",
     **dict.fromkeys(("sum_not_divided", "empty_context"), r"/\s*running_sum|1\.0f\s*/|inverse\s*=|output\["),
     **dict.fromkeys(("splits_overlap", "split_one_page_short"), r"pages_per_split|last_page"),
@@ -67,6 +79,15 @@ _LOOK_FAULT = {
     ),
 }
 _NO_ANSWER = "There is no answer yet"
+_SIZES = {
+    "head_dim": "head_dim",
+    "group_size": "the number of query heads to a key/value head",
+    "page_size": "the number of tokens in a page",
+}
+_ONLY_THERE = {
+    "extreme": "scores are as far from 0 as 160 and -160",
+    "poisoned": "what does not belong to the problem is NaN, such as slots past the end: it is read",
+}
 _IN_MERGE = {"sum_not_divided", "empty_context"}
 _IN_FIRST_KERNEL = {"divided_in_the_split"}
 
@@ -77,6 +98,9 @@ _REMEDIES = {
     "memcheck": "The kernel leaves its arrays",
     "synccheck": "Threads that must come together do not: some of them skip a barrier or a warp exchange",
 }
+
+
+_MISALIGNED = "The address of an access is a multiple of its size: 16 bytes for a float4 or uint4"
 
 
 @dataclass(frozen=True)
@@ -124,12 +148,12 @@ def run_probes(
         try:
             outcome = engine.run(stage, probe.problem, probe.inputs(), source, plan, metrics=False)
         except EngineFault as error:
-            findings.append(error.finding)
+            findings.append(error.finding.reworded(source.readable))
         except (LaunchError, SimulationError):
             continue
         else:
             outputs[probe.name] = outcome.output
-            findings += outcome.findings
+            findings += [finding.reworded(source.readable) for finding in outcome.findings]
     return outputs, tuple(findings)
 
 
@@ -189,7 +213,7 @@ def diagnose(
     ]
     right, output = models[probe.name]["right"], np.asarray(outputs[probe.name], np.float64)
     if len(explains) != 1:
-        return _pattern(outputs, models, probe, probes, explains)
+        return _pattern(outputs, models, probe, probes, explains, stage, device)
     fault = explains[0]
     case = Case(probe.problem, probe.inputs(), work_of(probe.problem, probe.plan(stage, device)))
     batch, head = _first_wrong(output, right)
@@ -309,7 +333,8 @@ def _code(text: str) -> list[str]:
 def _after_finding(finding: Finding, found: Diagnosis | None, source: Source, stage: Stage) -> Diagnosis:
     """A finding in words, then the fault that the numbers show, if any."""
     missing_wait = finding.kind.startswith("Missing wait")  # its own message names the remedy
-    remedy = "" if missing_wait else _REMEDIES.get(finding.tool, "")
+    misaligned = "misaligned" in finding.message
+    remedy = "" if missing_wait else _MISALIGNED if misaligned else _REMEDIES.get(finding.tool, "")
     sentence = f"{finding}. {remedy}".rstrip(". ") + "."
     line = finding.line if finding.line and finding.file.endswith(source.name) else None
     if found is None or found.fault is None:
@@ -335,12 +360,14 @@ def _pattern(
     probe: Probe,
     probes: Mapping[str, Probe],
     explains: Sequence[Fault],
+    stage: Stage,
+    device: Device | None,
 ) -> Diagnosis:
     """Which sequences, heads, dimensions and tokens are wrong, without a guess at why."""
     output, right = np.asarray(outputs[probe.name], np.float64), models[probe.name]["right"]
     batch, head = _first_wrong(output, right)
     if all(_is_empty(np.asarray(one, np.float64)) for one in outputs.values()):
-        begin = f"{_NO_ANSWER}: all is NaN or 0. The output is not written, or no token is summed."
+        begin = _no_answer(outputs, probe, stage, device)
     elif explains:
         begin = f"The output fits {len(explains)} known faults: {'; or '.join(f.says for f in explains)}."
     else:
@@ -355,14 +382,46 @@ def _pattern(
         )
         seen += told
     fine = [
-        p.problem.name
-        for p in probes.values()
-        if p.name in outputs and fits(outputs[p.name], models[p.name]["right"])
+        p for p in probes.values() if p.name in outputs and fits(outputs[p.name], models[p.name]["right"])
     ]
     if fine:
-        seen.append(f"right in {', '.join(f'“{name}”' for name in fine)}")
+        seen.append(f"right in {', '.join(f'“{p.problem.name}”' for p in fine)}")
     sentence = f"{begin} Seen: {'; '.join(seen)}."
+    if fine and len(fine) == len(outputs) - 1:
+        sentence += _set_apart(probe, fine, stage, device)
     return Diagnosis(None, None, sentence, probe.problem.name, batch, head, page)
+
+
+def _no_answer(outputs: Mapping[str, np.ndarray], probe: Probe, stage: Stage, device: Device | None) -> str:
+    """Why all is NaN or 0: nothing is written, NaN is computed, or no token is summed."""
+    begin = _NO_ANSWER
+    written = [~unwritten(np.asarray(output)) for output in outputs.values()]
+    if not any(one.any() for one in written):
+        return f"{begin}: the output is never written."
+    merges = len(probe.plan(stage, device).launches) > 1
+    if merges and all(one.all() for one in written) and any(np.isnan(o).any() for o in outputs.values()):
+        # In a stage without a merge an empty kernel computes NaN too: 0/0.
+        return (
+            f"{begin}: NaN is computed. A part without a token has the maximum -INFINITY, and -INFINITY minus"
+            " -INFINITY is NaN: see what exp(own maximum - common maximum) gives where two such parts meet."
+        )
+    return f"{begin}: all is NaN or 0. The output is not written, or no token is summed."
+
+
+def _set_apart(probe: Probe, fine: Sequence[Probe], stage: Stage, device: Device | None) -> str:
+    """What the one problem that is wrong has, and none that is right."""
+    if probe.name in _ONLY_THERE:
+        return f" Only there {_ONLY_THERE[probe.name]}."
+    said = []
+    for name, words in _SIZES.items():
+        size = getattr(probe.problem, name)
+        if size not in (others := {getattr(one.problem, name) for one in fine}):
+            said.append(f"{words} is {size} (else {_ranges(sorted(others))})")
+    if not said:
+        return ""
+    chunks = int(probe.plan(stage, device).defines.get("CHUNKS_PER_LANE", 1))
+    lanes = f", so that a lane has {chunks} chunks, c = 0 to {chunks - 1}" if chunks > 1 else ""
+    return f" Only there {', '.join(said)}{lanes}."
 
 
 def _is_empty(output: np.ndarray) -> bool:
@@ -416,7 +475,10 @@ def _weights_seen(problem: Problem, output: np.ndarray, right: Modelled) -> tupl
     if missing.size == length > 0:
         told.append(f"no token of {where} has a weight")
     elif missing.size:
-        told.append(f"tokens {_ranges(missing)} of {where} have no weight, page {missing[0] // size} first")
+        slots = _slots(missing, length, size)
+        told.append(
+            f"tokens {_ranges(missing)} of {where} have no weight, page {missing[0] // size} first{slots}"
+        )
     if extra.size:
         told.append(f"tokens {_ranges(extra)}, past the end of {where}, have a weight")
     counted = (expected > 0) & (weights != 0)
@@ -427,11 +489,33 @@ def _weights_seen(problem: Problem, output: np.ndarray, right: Modelled) -> tupl
                 told.append(f"the other weights are right up to a common factor of {ratio[0]:.4g}")
         else:
             told.append("the weights of its tokens have wrong ratios")
+            off = np.abs(ratio / np.median(ratio) - 1) > 1e-2
+            if off.sum() <= len(off) / 2:
+                heavy = tokens[counted][off & (ratio > np.median(ratio))]
+                light = tokens[counted][off & (ratio < np.median(ratio))]
+                told += [
+                    f"tokens {_ranges(some)} weigh too {much} beside the others{_slots(some, length, size)}"
+                    for much, some in (("much", heavy), ("little", light))
+                    if some.size
+                ]
     total = weights.sum()
     if abs(total - (length > 0)) > 1e-3:
         told.append(f"its weights add up to {total:.4g}")
     bad = np.flatnonzero(np.abs(weights - expected) > right.slack * max(expected.max(), 1e-30))
     return told, int(bad[0] // size) if bad.size else None
+
+
+def _slots(tokens: np.ndarray, length: int, page_size: int) -> str:
+    """Says so where tokens are some slots of every page, or all tokens of some pages."""
+    everything = np.arange(length)
+    for name, of in (
+        ("slots {} of every page", lambda t: t % page_size),
+        ("all of pages {}", lambda t: t // page_size),
+    ):
+        which = np.unique(of(tokens))
+        if 0 < len(tokens) == np.isin(of(everything), which).sum() < length and length > page_size:
+            return f" ({name.format(_ranges(which))})"
+    return ""
 
 
 def _ranges(numbers: Iterable[int]) -> str:

@@ -44,6 +44,10 @@ from labs_common.worker import Worker, WorkerDied
 MAX_SECONDS = 120  # of a simulation that nobody forced
 SAMPLED_FROM = 30_000_000  # query elements times tokens from which a simulation is estimated first
 
+# What outputs and scratch memory hold before a kernel writes them, by the size of an element: a NaN in each
+# of the lab's dtypes, with bits that no arithmetic gives.
+POISON = {2: 0x7FDA, 4: 0x7FDADADA, 8: 0x7FDADADADADADADA}
+
 # The CUDA structs of kernels/paged_attention.cuh. align=True pads as C does.
 PROBLEM_STRUCT = np.dtype(
     [(name, np.int32) for name in ("batch", "query_heads", "kv_heads", "head_dim", "page_size", "max_pages")]
@@ -133,10 +137,10 @@ class Engine:
         return {name: self.xp.asarray(plain(array)) for name, array in inputs.arrays().items()}
 
     def poisoned(self, shape: tuple[int, ...], dtype: Any, name: str) -> Any:
-        """An array of NaN that a kernel is to write."""
-        if np.dtype(dtype).kind == "V":
-            return self.xp.asarray(plain(np.full(shape, np.nan, dtype)))
-        return self.xp.full(shape, np.nan, dtype=dtype)
+        """An array of ``POISON`` that a kernel is to write."""
+        dtype = np.dtype(dtype)
+        filled = self.xp.full(shape, POISON[dtype.itemsize], dtype=f"u{dtype.itemsize}")
+        return filled if dtype.kind == "V" else filled.view(dtype)
 
     def prepare(
         self,
@@ -243,6 +247,12 @@ class Engine:
 
     def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool, metrics: bool) -> Outcome:
         raise NotImplementedError
+
+
+def unwritten(output: np.ndarray) -> np.ndarray:
+    """Which elements of a call's output no kernel has written."""
+    size = output.dtype.itemsize
+    return output.view(f"u{size}") == POISON[size]
 
 
 def plain(array: np.ndarray) -> np.ndarray:
@@ -450,8 +460,10 @@ class SimulatorEngine(Engine):
         return {name: self.xp.wrap(array, name) for name, array in inputs.arrays().items()}
 
     def poisoned(self, shape: tuple[int, ...], dtype: Any, name: str) -> Any:
-        """NaN everywhere, and initcheck knows that no kernel has written it."""
-        return self.xp.wrap(np.full(shape, np.nan, dtype), name, track_written=True)
+        """``POISON`` everywhere, and initcheck knows that no kernel has written it."""
+        dtype = np.dtype(dtype)
+        filled = np.full(shape, POISON[dtype.itemsize], f"u{dtype.itemsize}")
+        return self.xp.wrap(filled.view(dtype), name, track_written=True)
 
     def _run(self, call: Call, stage: Stage, problem: Problem, checks: bool, metrics: bool) -> Outcome:
         for kernel in call.kernels.values():

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import re
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from labs_common.check import Report
+from labs_common.check import Report, check_problems
 from labs_common.check import check as check_source
 from labs_common.course import Exercise, Step, exercise_of
 from labs_common.engines import Engine, open_engine
 from labs_common.faults import TOPICS
-from labs_common.source import BEGIN, KERNELS, CutError, Source, regions
+from labs_common.plans import Plan
+from labs_common.problem import Problem
+from labs_common.source import BEGIN, KERNELS, CutError, Source, regions, shown_path
 from labs_common.stages import Stage, find_stage
 
 OWN_KERNELS = KERNELS / "mine"
 _WIDTH = 100
+_OWN_PLAN = (
+    "A plan of your own is a function as in labs_common/plans.py; check(…, planner=…, problems=[…]) of "
+    "labs_common.exercise takes it, in a notebook or in Python."
+)
 _RETURNS_VALUE = re.compile(r"\breturn\b\s*[^;\s]")
 
 
@@ -57,7 +64,7 @@ def cut(source: Source, exercise: Exercise | None = None) -> Source:
             kept.append(f"{indent}return {{}};")
         after = end
     kept += lines[after:]
-    return Source(source.name, "\n".join(kept) + "\n")
+    return replace(source, text="\n".join(kept) + "\n")
 
 
 def _todo(number: int, step: Step, indent: str) -> list[str]:
@@ -90,13 +97,13 @@ def start(stage: str | int, folder: Path = OWN_KERNELS, overwrite: bool = False)
     fresh = cut(chosen.source(), exercise_of(chosen.id)).text
     if path.exists():
         if not overwrite:
-            print(f"{_short(path)} is there already, and is yours; start(…, overwrite=True) begins anew")
+            print(f"{shown_path(path)} is there already, and is yours; start(…, overwrite=True) begins anew")
             return path
         if path.read_text(encoding="utf-8-sig") != fresh:
             _set_aside(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(fresh, encoding="utf-8")
-    print(f"{_short(path)} is yours to fill in: {len(exercise_of(chosen.id).steps)} steps")
+    print(f"{shown_path(path)} is yours to fill in: {len(exercise_of(chosen.id).steps)} steps")
     return path
 
 
@@ -105,12 +112,7 @@ def _set_aside(path: Path) -> None:
     while (old := path.with_name(f"{path.stem}.before-{number}.cu")).exists():
         number += 1
     path.rename(old)
-    print(f"what was there is now {_short(old)}")
-
-
-def _short(path: Path) -> str:
-    root = KERNELS.parent
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+    print(f"what was there is now {shown_path(old)}")
 
 
 def own_source(stage: str | int | Stage, folder: Path = OWN_KERNELS) -> Source:
@@ -122,7 +124,7 @@ def own_source(stage: str | int | Stage, folder: Path = OWN_KERNELS) -> Source:
     chosen = stage if isinstance(stage, Stage) else find_stage(stage)
     path = Path(folder) / chosen.path.name
     if not path.exists():
-        raise FileNotFoundError(f'there is no {_short(path)} yet; start("{chosen.id}") writes it')
+        raise FileNotFoundError(f'there is no {shown_path(path)} yet; start("{chosen.id}") writes it')
     return Source.read(path)
 
 
@@ -247,30 +249,51 @@ def _only_races(report: Report) -> bool:
     )
 
 
-def check(stage: str | int, engine: Engine | None = None, folder: Path = OWN_KERNELS) -> Report:
+def check(
+    stage: str | int,
+    engine: Engine | None = None,
+    folder: Path = OWN_KERNELS,
+    planner: Callable[..., Plan] | None = None,
+    problems: Sequence[Problem] | None = None,
+) -> Report:
     """Compile your kernel of a stage, run it on small and ragged problems, and print what is right and wrong.
 
     Args:
         stage: by id or unique prefix.
         engine: where it runs; by default the GPU where there is one, else the simulator.
         folder: where your kernels are.
+        planner: launches your kernel in place of the stage's own, for a stretch exercise that changes the
+            launch; called as the functions of ``plans`` are.
+        problems: in place of the usual ones; those that the planner refuses are left out.
 
     Raises:
         FileNotFoundError: you have no kernel of the stage yet.
+        ValueError: the planner refuses every problem.
     """
     from labs_common.runner import print_report
 
     console = Console(width=110)
     chosen = find_stage(stage)
-    report = check_source(own_source(chosen, folder), chosen, engine or open_engine("auto"))
+    if planner is not None:
+        chosen = replace(chosen, planner=planner)
+    engine = engine or open_engine("auto")
+    asked = () if problems is None else (problems,)
+    report = check_source(own_source(chosen, folder), chosen, engine, *asked)
+    if not report.results and report.error is None:
+        reasons = {chosen.supports(problem, engine.device) for problem in problems or check_problems(chosen)}
+        raise ValueError(f"nothing was run: {'; '.join(sorted(map(str, reasons)))}")
     print_report(report, console)
     print_steps(report, console)
     return report
 
 
 def print_steps(report: Report, console: Console) -> None:
-    """How far each step of the report's stage is, a line each."""
+    """How far each step of the report's stage is, a line each; then what is left for those who are done."""
     for state in progress(report):
         mark = {True: "[green]done[/]", False: "[red]not yet[/]", None: "[dim]open[/]"}[state.done]
         task = textwrap.shorten(state.task, 70, placeholder=" …")
         console.print(f"step {state.number} {mark}: {escape(task)} ({escape(state.why)})")
+    if report.ok:
+        for open_end in stretch(report.stage):
+            console.print(f"stretch: {escape(open_end)}", soft_wrap=True)
+        console.print(_OWN_PLAN, soft_wrap=True)

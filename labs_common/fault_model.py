@@ -42,6 +42,7 @@ class Work:
         lane_0_hands_on: whether only lane 0's maximum and sum reach the merge.
         online: whether tokens enter the softmax one by one, in order.
         merges_cuts_only: whether a context of a single part is never merged.
+        warp_tiles: tokens of a tile and the warps that share them, where a warp's softmax takes tiles.
     """
 
     cut: Callable[[int], list[np.ndarray]]
@@ -54,6 +55,7 @@ class Work:
     lane_0_hands_on: bool
     online: bool
     merges_cuts_only: bool = False
+    warp_tiles: tuple[int, int] | None = None
 
     @property
     def warps(self) -> int:
@@ -71,7 +73,7 @@ def work_of(problem: Problem, plan: Plan) -> Work:
     """
     dims = np.arange(problem.head_dim)
     in_tiles = "partitions" in plan.numbers or "segments" in plan.tables
-    splits, cut = 1, lambda length: [np.arange(length)]
+    splits, cut, warp_tiles = 1, lambda length: [np.arange(length)], None
     if "splits" in plan.numbers:
         splits = plan.numbers["splits"]
 
@@ -84,6 +86,13 @@ def work_of(problem: Problem, plan: Plan) -> Work:
 
         def cut(length: int) -> list[np.ndarray]:
             return [np.arange(min(i * tokens, length), min((i + 1) * tokens, length)) for i in range(splits)]
+
+        if "TILE_TOKENS" in plan.defines and "RING_SLOTS" not in plan.defines:
+            head_sets = -(-problem.group_size // 8)
+            warp_tiles = (
+                int(plan.defines["TILE_TOKENS"]),
+                plan.launches[0].block[0] // WARP_SIZE // head_sets,
+            )
 
     if "segments" in plan.tables:
         tokens = int(plan.defines["TILE_TOKENS"])
@@ -114,6 +123,7 @@ def work_of(problem: Problem, plan: Plan) -> Work:
         lane_0_hands_on="splits" in plan.numbers,
         online=not in_tiles,
         merges_cuts_only="segments" in plan.tables,
+        warp_tiles=warp_tiles,
     )
 
 
@@ -180,10 +190,14 @@ class Rules:
         query_row: numbers of the query rows of a sequence's heads.
         reach: ``[1 or head_dim, dims]`` zeros and ones, the products that each output dimension's score sums.
         query_is_guarded: the query is 0 past head_dim.
+        key_dims, value_dims: dimension that is taken for each of head_dim; -1 for none, which counts 0.
         scale_power: how often scores are multiplied by the scale.
         exp: of score minus maximum.
         initial_max, fixed_max: what the maximum begins with; whether it stays so.
         keep_max, subtract_max, rescale_sum, rescale_values: steps of the online softmax.
+        rescale_tiles: a warp rescales what it has summed when a tile brings a larger maximum.
+        scale_warp_values, scale_sums: what brings to the common maximum the values of a block's warps, and
+            the sums of any two parts.
         divide: by the sum, at the end.
         zero_for_empty: an empty context is answered with zeros.
         merged: which splits are merged, of how many.
@@ -214,6 +228,8 @@ class Rules:
     )
     reach: Callable[[Case], np.ndarray] = _all_dims
     query_is_guarded: bool = False
+    key_dims: Callable[[Case], np.ndarray] | None = None
+    value_dims: Callable[[Case], np.ndarray] | None = None
     scale_power: int = 1
     exp: Callable[[np.ndarray], np.ndarray] = np.exp
     initial_max: float = -np.inf
@@ -222,6 +238,9 @@ class Rules:
     subtract_max: bool = True
     rescale_sum: bool = True
     rescale_values: bool = True
+    rescale_tiles: bool = True
+    scale_warp_values: bool = True
+    scale_sums: bool = True
     divide: bool = True
     zero_for_empty: bool = True
     merged: Callable[[int], range] = range
@@ -239,6 +258,11 @@ class Rules:
     def in_order(self) -> bool:
         """Whether the result depends on the order in which tokens are added."""
         return not (self.keep_max and self.subtract_max and self.rescale_sum and self.rescale_values)
+
+    @property
+    def by_tiles(self) -> bool:
+        """Whether the result depends on which warp takes which tokens of a tile."""
+        return not (self.rescale_tiles and self.scale_warp_values and self.scale_sums)
 
 
 RIGHT = Rules()
@@ -292,7 +316,10 @@ def _model_row(case: Case, rules: Rules, row: int, output: np.ndarray, binding: 
     for tokens in rules.cut(case, length):
         scores, values, beyond = _scores(case, rules, row, length, tokens)
         outside |= beyond
-        part = _attend(rules, scores, values)
+        if rules.by_tiles and case.work.warp_tiles:
+            part = _attend_by_tiles(rules, case.work.warp_tiles, scores, values)
+        else:
+            part = _attend(rules, scores, values)
         if case.work.lane_0_hands_on:
             part = (part[0][:, :1], part[1][:, :1], part[2])
         parts.append(part)
@@ -335,6 +362,10 @@ def _scores(case: Case, rules: Rules, row: int, length: int, tokens: np.ndarray)
     outside = (~valid).any() | (at >= size).any(axis=(1, 2)) | (at < 0).any(axis=(1, 2))
     key = case.caches[rules.key_of][np.clip(at, 0, size - 1)]
     values = case.caches[rules.value_of][np.clip(at[:, :, :dims], 0, size - 1)]
+    if rules.key_dims is not None:
+        key = _chosen_dims(key, rules.key_dims(case))
+    if rules.value_dims is not None:
+        values = _chosen_dims(values, rules.value_dims(case))
     query_at = rules.query_row(case, row)[:, None] * dims + np.arange(reach.shape[1])
     outside |= (query_at >= len(case.query)).any(axis=1) & (not rules.query_is_guarded)
     query = case.query[np.minimum(query_at, len(case.query) - 1)]
@@ -343,6 +374,10 @@ def _scores(case: Case, rules: Rules, row: int, length: int, tokens: np.ndarray)
     products = query[:, None, :] * key
     scores = products @ reach.T
     return scores * case.inputs.scale**rules.scale_power, values, outside
+
+
+def _chosen_dims(elements: np.ndarray, dims: np.ndarray) -> np.ndarray:
+    return np.where(dims >= 0, elements[..., dims], 0.0)
 
 
 def _in_float_range(weights: np.ndarray) -> np.ndarray:
@@ -378,6 +413,30 @@ def _attend_in_order(rules: Rules, scores: np.ndarray, values: np.ndarray):
         if rules.keep_max:
             peak = new_peak
     return peak, total, weighted
+
+
+def _attend_by_tiles(rules: Rules, warp_tiles: tuple[int, int], scores: np.ndarray, values: np.ndarray):
+    """As ``_attend``, of warps that each take their tokens of one tile after the other."""
+    tile_tokens, warps = warp_tiles
+    heads, tokens, units = scores.shape
+    peaks, totals = np.full((warps, heads, units), -np.inf), np.zeros((warps, heads, units))
+    weighted = np.zeros((warps, heads, values.shape[2]))
+    share = tile_tokens // warps
+    for warp in range(warps):
+        for first in range(warp * share, tokens, tile_tokens):
+            mine = slice(first, first + share)
+            peak = np.fmax(peaks[warp], np.fmax.reduce(scores[:, mine], axis=1))
+            keep = np.where(peaks[warp] == -np.inf, 0.0, rules.exp(peaks[warp] - peak))
+            weights = _in_float_range(rules.exp(scores[:, mine] - peak[:, None]))
+            new = weights.sum(axis=1) if rules.scale_sums else weights.shape[1]
+            totals[warp] = totals[warp] * (keep if rules.scale_sums else 1.0) + new
+            added = (weights * values[:, mine]).sum(axis=1)
+            weighted[warp] = weighted[warp] * (keep if rules.rescale_tiles else 1.0) + added
+            peaks[warp] = peak
+    top = peaks.max(axis=0)
+    scale = np.where(peaks == -np.inf, 0.0, rules.exp(peaks - top))
+    total = ((scale if rules.scale_sums else 1.0) * totals).sum(axis=0)
+    return top, total, ((scale if rules.scale_warp_values else 1.0) * weighted).sum(axis=0)
 
 
 def _merge(rules: Rules, maxima: np.ndarray, sums: np.ndarray, values: np.ndarray):

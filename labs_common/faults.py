@@ -159,6 +159,27 @@ def _in_order(work: Work) -> bool:
     return work.online
 
 
+def _warps_take_tiles(work: Work) -> bool:
+    return work.warp_tiles is not None
+
+
+def _first_chunk_again(case: Case) -> np.ndarray:
+    return np.arange(case.problem.head_dim) % (WARP_SIZE * CHUNK)
+
+
+def _first_chunk_only(case: Case) -> np.ndarray:
+    dims = np.arange(case.problem.head_dim)
+    return np.where(dims < WARP_SIZE * CHUNK, dims, -1)
+
+
+def _neighbouring_chunks(case: Case) -> np.ndarray:
+    """Chunk c of a lane is number lane * chunks per lane + c, where it should be c * 32 + lane."""
+    dims = np.arange(case.problem.head_dim)
+    chunk, lane = dims // CHUNK // WARP_SIZE, dims // CHUNK % WARP_SIZE
+    taken = (lane * (case.work.covered_dims // (WARP_SIZE * CHUNK)) + chunk) * CHUNK + dims % CHUNK
+    return np.where(taken < case.problem.head_dim, taken, -1)
+
+
 FAULTS: tuple[Fault, ...] = (
     # scores
     Fault("unscaled", "scores", "scores are not multiplied by scale, 1/sqrt(head_dim)", Rules(scale_power=0)),
@@ -238,7 +259,50 @@ FAULTS: tuple[Fault, ...] = (
         Rules(reach=_covered, query_is_guarded=True),
         _shares_scores,
     ),
+    Fault(
+        "first_chunk_of_keys_repeated",
+        "scores",
+        "a lane multiplies all its chunks of the query with its first chunk of the key",
+        Rules(key_dims=_first_chunk_again),
+        _lanes_hold_scores,
+    ),
+    Fault(
+        "first_chunk_repeated",
+        "scores",
+        "a lane takes its first chunk of key and value, dimensions 0 to 127, for its later ones too",
+        Rules(key_dims=_first_chunk_again, value_dims=_first_chunk_again),
+        _lanes_hold_scores,
+    ),
+    Fault(
+        "neighbouring_chunks",
+        "scores",
+        "a lane takes neighbouring chunks of key and value, lane * chunks per lane + c, but its query's are "
+        "32 apart, c * 32 + lane",
+        Rules(key_dims=_neighbouring_chunks, value_dims=_neighbouring_chunks),
+        _lanes_hold_scores,
+    ),
     # softmax
+    Fault(
+        "first_chunk_of_values_repeated",
+        "softmax",
+        "a lane adds its first chunk of the value, dimensions 0 to 127, to its later chunks too",
+        Rules(value_dims=_first_chunk_again),
+        _lanes_hold_scores,
+    ),
+    Fault(
+        "first_chunk_of_values_only",
+        "softmax",
+        "only a lane's first chunk of the value is summed: dimensions from 128 on stay 0",
+        Rules(value_dims=_first_chunk_only),
+        _lanes_hold_scores,
+    ),
+    Fault(
+        "tiles_not_rescaled",
+        "softmax",
+        "a tile that brings a larger maximum does not rescale the values of the tiles before it",
+        Rules(rescale_tiles=False),
+        _warps_take_tiles,
+    ),
     Fault(
         "max_not_subtracted",
         "softmax",
@@ -358,6 +422,17 @@ FAULTS: tuple[Fault, ...] = (
         _keep(
             lambda case, length, token: (
                 token % case.problem.page_size < (case.work.tile_tokens or case.problem.page_size)
+            )
+        ),
+        lambda work: work.tile_tokens is not None,
+    ),
+    Fault(
+        "first_tile_repeated",
+        "pages",
+        "every tile of a page is read from the page's first tokens, where a page takes several tiles",
+        Rules(
+            slot=lambda case, token: (
+                token % case.problem.page_size % (case.work.tile_tokens or case.problem.page_size)
             )
         ),
         lambda work: work.tile_tokens is not None,
@@ -522,6 +597,33 @@ FAULTS: tuple[Fault, ...] = (
         "the merge rescales what it has to a new maximum, but adds each split's values as they are",
         Rules(weight_new_values=False),
         _split_by_pages,
+    ),
+    Fault(
+        "combine_adds_sums",
+        "merge",
+        "two parts' sums are added as they are, though each counts from its own maximum; values are rescaled",
+        Rules(scale_sums=False, weight_part_sums=False),
+        _warps_take_tiles,
+    ),
+    Fault(
+        "combine_scales_nothing",
+        "merge",
+        "two parts' sums and values are added as they are, though each counts from its own maximum",
+        Rules(
+            rescale_tiles=False,
+            scale_warp_values=False,
+            scale_sums=False,
+            weight_part_sums=False,
+            weight_part_values=False,
+        ),
+        _warps_take_tiles,
+    ),
+    Fault(
+        "combine_scales_sums_only",
+        "merge",
+        "two parts' sums are rescaled to the common maximum, but the scales for their values stay 1",
+        Rules(rescale_tiles=False, scale_warp_values=False, weight_part_values=False),
+        _warps_take_tiles,
     ),
     Fault(
         "merge_averages",

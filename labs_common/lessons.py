@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -157,7 +158,7 @@ def change(source: Source, old: str, new: str = "", which: int | None = None) ->
     text = source.text
     for at in reversed(places):
         text = text[:at] + new + text[at + len(old) :]
-    return Source(source.name, text)
+    return replace(source, text=text)
 
 
 def tell(report: Report) -> None:
@@ -210,7 +211,7 @@ def count_mine(stage: Stage, problem: Problem, folder: Path = OWN_KERNELS) -> pd
         try:
             runs["yours"] = SimulatorEngine().run(stage, problem, make_inputs(problem), own).metrics
         except (CompileError, Fault, LaunchError, SimulationError) as error:
-            print(f"your kernel does not run through, so it has no counts: {error}")
+            print(f"your kernel does not run through, so it has no counts: {own.readable(str(error))}")
     return side_by_side(runs)
 
 

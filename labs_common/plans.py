@@ -319,7 +319,7 @@ def plan_memory_roof(
     asked = {"block_heads": block_heads, "ring_slots": ring_slots, "evict_first": evict_first, "whole": whole}
     asked = {name: value for name, value in asked.items() if value is not None}
     ways = choices(
-        problem, device.multiprocessors, device.max_shared_bytes, RING_WARPS, _tile_tokens(problem)
+        problem, device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
     )
     best = next(
         way
@@ -377,7 +377,7 @@ def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
 
 def _equal_runs(problem: Problem, groups: int, block_heads: int, blocks: int) -> Runs:
     rows = block_heads * _set_heads(problem)
-    return equal_runs(problem.context_lengths, groups, blocks, _tile_tokens(problem), rows)
+    return equal_runs(problem.context_lengths, groups, blocks, ring_tile_tokens(problem), rows)
 
 
 def _planned(
@@ -428,14 +428,14 @@ def _supports_ring(problem: Problem, device: Device) -> None:
         raise ValueError(f"page_size={problem.page_size}: this stage takes 8 and multiples of 16")
 
 
-def _tile_tokens(problem: Problem) -> int:
+def ring_tile_tokens(problem: Problem) -> int:
     """Rows of a ring's tile: those of a matrix for tensor cores, or what lanes hold in fp32."""
     return 8 if problem.dtype == "float32" else 16
 
 
 def _ring_defines(problem: Problem, warps: int, ring_slots: int | None) -> tuple[dict[str, int | str], int]:
     """The macros of ``page_ring.cuh``, and the bytes of a tile."""
-    tile_tokens = _tile_tokens(problem)
+    tile_tokens = ring_tile_tokens(problem)
     tile_bytes = tile_tokens * problem.head_dim * problem.itemsize
     if ring_slots is None:
         ring_slots = min(4, max(2, RING_BYTES // (warps * tile_bytes)))

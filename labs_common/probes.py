@@ -121,6 +121,8 @@ WEIGHTS = Probe(
     "weights",
     Problem(8, 4, 80, 8, (5, 16, 0, 77, 30), name="probe of weights"),
     _weights_shown,
+    partition_tokens=64,  # two tiles in one partition
+    tile_tokens=5,  # and two tiles in a page
 )
 PROBES: tuple[Probe, ...] = (
     Probe("plain", Problem(8, 4, 80, 8, (13, 1, 8, 0, 53, 24), name="probe, plain"), _finite),

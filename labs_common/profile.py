@@ -25,7 +25,7 @@ from labs_common.problem import Problem
 from labs_common.source import KERNELS, NEUTRAL_FOLDER
 from labs_common.stages import Stage
 
-MADE_ON_THE_GPU = 1 << 30  # bytes of keys and values from which the host would take minutes to make them
+MADE_ON_THE_GPU = 1 << 28  # bytes of keys and values from which the host would take minutes to make them
 KERNEL_FILTER = "regex:^paged_attention_"
 # Asked for by name: --set full lacks some of them on some GPUs.
 EXTRA_METRICS = (

@@ -8,6 +8,7 @@ held against the reference there: the host would take minutes for caches of giga
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -171,6 +172,12 @@ def contenders(problem: Problem, engine: Engine) -> list[Contender]:
                 options = {"block_heads": block_heads, "ring_slots": slots}
                 add(label, ROOF[-1], **options, evict_first=evict_first, whole=whole)
     return found
+
+
+def way(label: str) -> tuple[int, int, bool, bool]:
+    """Heads a block, slots, whether whole and whether evicted first, of a label that ``contenders`` made."""
+    heads, slots = (int(number) for number in re.findall(r"(\d+) (?:heads|slots)", label))
+    return heads, slots, "whole" in label, "not evicted first" not in label
 
 
 def measure(

@@ -1,9 +1,9 @@
 """How stage 09 splits its work: a cost for every way, and the cheapest.
 
 Costs are microseconds of one multiprocessor of an H200, beyond those it takes to read its part of the keys
-and values. They were fitted to 3,000 timings on that GPU: the five known shapes of ``roof_bench`` and 66
-random ones, each with every choice below. A GPU with slower memory has about the same waiting times and more
-microseconds of reading.
+and values. They were fitted to 2,500 timings on that GPU (``data/roof``): the five known shapes and 66 random
+ones, each with every choice below; ``roof_regret`` says how far the choice is from the best. A GPU with
+slower memory has about the same waiting times and more microseconds of reading.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from labs_common.problem import FP8, Problem
 
 BYTES_PER_US = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
 
-IMBALANCE = 1.45  # of the reading time that the fullest multiprocessor has beyond the mean
-BLOCK_ONLY = 1.9  # first and last tiles of a block that has a multiprocessor for itself
-BLOCK_AFTER, BLOCK_BESIDE = 3.5, 1.1  # of several: one after the other, or two at a time
+IMBALANCE = 1.5  # of the reading time that the fullest multiprocessor has beyond the mean
+BLOCK_ONLY = 2.65  # first and last tiles of a block that has a multiprocessor for itself
+BLOCK_AFTER, BLOCK_BESIDE = 4.4, 1.45  # of several: one after the other, or two at a time
 BLOCK_WARP = 0.02  # of that, for each further warp with the same heads
 AGAIN_BESIDE = 0.55  # of the reading time, where two blocks read the same at about the same time
-CUT = 19.0  # partials of the last tiles, the merge's launch and its wait for all of them
-SEGMENT = 2.8  # queries and output of one in a run
-SEGMENT_WARP = 0.02  # for each further warp with the same heads
-PARTIAL = 0.7  # of the time to write and read partials
+RUNS = 0.008  # of the reading time, where blocks begin and end anywhere
+CUT = 15.0  # partials of the last tiles, the merge's launch and its wait for all of them
+SEGMENT = 4.0  # queries and output of one in a run
+SEGMENT_WARP = 0.01  # for each further warp with the same heads
+PARTIAL = 1.0  # of the time to write and read partials
 KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 
@@ -92,7 +93,12 @@ def choices(
 
         segments = blocks / multiprocessors + 1
         partials = block_heads * heads * problem.head_dim * 4 * 2 / BYTES_PER_US
-        cost = apart * reading + CUT + segments * (SEGMENT + SEGMENT_WARP * sharers) + PARTIAL * partials
+        cost = (
+            (apart + RUNS) * reading
+            + CUT
+            + segments * (SEGMENT + SEGMENT_WARP * sharers)
+            + PARTIAL * partials
+        )
         found.append(Choice(block_heads, False, _most(problem, fits), True, cost))
     return sorted(found, key=lambda one: one.cost)
 

@@ -81,7 +81,8 @@ def run_stages(
     for row in rows:
         if row.outcome is not None:
             for finding in row.outcome.findings:
-                console.print(f"[red]{row.stage.id}[/] {escape(str(finding))}")
+                told = finding.reworded(row.stage.source().readable)
+                console.print(f"[red]{row.stage.id}[/] {escape(str(told))}")
     if save is not None:
         save_figures(rows, problem, engine, benchmark, save, command)
         console.print(f"figures saved in {save}")
@@ -98,7 +99,7 @@ def _run_one(stage: Stage, problem: Problem, engine: Engine, inputs, expected) -
     try:
         outcome = engine.run(stage, problem, inputs)
     except (LaunchError, SimulationError) as error:
-        return Row(stage, failed=str(error))
+        return Row(stage, failed=stage.source().readable(str(error)))
     return Row(stage, outcome, compare(outcome.output, expected, stage.weights(problem)))
 
 
@@ -264,7 +265,7 @@ def simulate(
         highlight=False,
     )
     for finding in outcome.findings:
-        console.print(f"[red]{escape(str(finding))}[/]")
+        console.print(f"[red]{escape(str(finding.reworded(source.readable)))}[/]")
     for kernel, mix in outcome.mix.items():
         total = sum(mix.values())
         shares = ", ".join(f"{group} {100 * count / total:.1f} %" for group, count in list(mix.items())[:10])
@@ -299,11 +300,15 @@ def print_report(report: Report, console: Console) -> None:
         else:
             mark = "[red]wrong[/]"
             words = result.error or (verdict.diagnosis if verdict else "")
+            words += ":" if result.findings else ""
         console.print(f"{mark} {escape(str(result.problem))}: {escape(words)}", soft_wrap=True)
         for finding in result.findings:
             console.print(f"      {escape(str(finding))}", soft_wrap=True)
     if report.diagnosis is not None:
-        console.print(f"[bold]diagnosis:[/] {escape(report.diagnosis.sentence)}", soft_wrap=True)
+        sentence = report.diagnosis.sentence
+        for finding in {str(f): f for result in report.results for f in result.findings}.values():
+            sentence = sentence.replace(str(finding), f"{finding.tool} at {finding.place}, as told above")
+        console.print(f"[bold]diagnosis:[/] {escape(sentence)}", soft_wrap=True)
     if report.ok:
         console.print(
             f"[green]{report.source_name} is right as {report.stage}[/] ({report.engine})", soft_wrap=True

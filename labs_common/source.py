@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 KERNELS = Path(__file__).resolve().parent.parent / "kernels"
@@ -16,17 +16,25 @@ BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"  # around what students write
 _LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]*)".*$', re.MULTILINE)
 
 
+def shown_path(path: Path) -> str:
+    """A file as people read it: from the lab's folder where it lies in it, else its name."""
+    root, path = KERNELS.parent, path.absolute()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+
+
 @dataclass(frozen=True)
 class Source:
     """CUDA C++ device code as it is compiled.
 
     Attributes:
-        name: file name shown in messages, such as ``03_gqa_reuse.cu``.
+        name: file name that compilers see, such as ``03_gqa_reuse.cu``.
         text: the author's text.
+        shown: the file as its author knows it, such as ``kernels/mine/03_gqa_reuse.cu``; by default the name.
     """
 
     name: str
     text: str
+    shown: str | None = field(default=None, compare=False)
 
     @classmethod
     def read(cls, path: str | Path) -> Source:
@@ -38,7 +46,7 @@ class Source:
         """
         path = Path(path)
         try:
-            return cls(path.name, path.read_text(encoding="utf-8-sig"))
+            return cls(path.name, path.read_text(encoding="utf-8-sig"), shown_path(path))
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
@@ -46,6 +54,17 @@ class Source:
     def neutral_path(self) -> str:
         """The path that compilers and profilers see."""
         return f"{NEUTRAL_FOLDER}/{self.name}"
+
+    def readable(self, message: str) -> str:
+        """A message of a compiler or a check with the files' own paths in place of the neutral ones."""
+
+        def path(match: re.Match[str]) -> str:
+            name = match.group(1)
+            if name == self.name:
+                return self.shown or name
+            return next((shown_path(f / name) for f in HEADERS if (f / name).is_file()), name)
+
+        return re.sub(rf"{NEUTRAL_FOLDER}/([^/:\s]+)", path, message)
 
     def expanded(self) -> str:
         """The text with each local header in place of its ``#include`` line.

@@ -8,12 +8,18 @@ from faulty.plants import HONEST, PLANTS, SCORE_01, planted
 
 from labs_common.check import CHECK_PROBLEMS, check
 from labs_common.diagnose import describe_wrong, diagnose, diagnose_kernel, run_probes
+from labs_common.exercise import cut
 from labs_common.faults import FAULTS, probe_models
 from labs_common.probes import PROBES
 from labs_common.problem import Problem
 from labs_common.source import Source
 from labs_common.stages import ALL_STAGES, find_stage
 
+# Where a head has a second chunk, the first one's keys are those of the next lane.
+FIRST_CHUNK_MOVED = (
+    "const float4 key = chunk < chunks ? keys[chunk] : zero;",
+    "const float4 key = chunk < chunks ? keys[chunks > 32 && c == 0 ? (lane + 1) % 32 : chunk] : zero;",
+)
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
@@ -109,6 +115,53 @@ def test_what_is_seen_of_a_factor_that_no_fault_has(simulator):
 
     assert diagnosis.fault is None
     assert "every head" in diagnosis.sentence and "wrong ratios" in diagnosis.sentence
+
+
+def test_a_tile_copied_to_the_wrong_place_is_told_by_slots(simulator):
+    edits = (
+        (
+            "page, first + token, kv_head",
+            "page, min(first * tile_tokens + token, problem.page_size - 1), kv_head",
+        ),
+    )
+
+    diagnosis = diagnose_kernel(planted("3", edits), find_stage(3), simulator)
+
+    assert diagnosis.fault is None
+    assert "have no weight, page 0 first (slots 5 to 6 of every page)" in diagnosis.sentence
+    assert "tokens 7, 15 weigh too much beside the others (slots 7 of every page)" in diagnosis.sentence
+
+
+def test_a_scale_that_every_lane_takes_of_itself_is_told_by_tokens(simulator):
+    edits = (("__shfl_sync(FULL_WARP, keep, h)", "keep"),)
+
+    diagnosis = diagnose_kernel(planted("5", edits), find_stage(5), simulator)
+
+    assert diagnosis.fault is None
+    assert "weigh too little beside the others" in diagnosis.sentence
+    assert "right in “probe, plain”" in diagnosis.sentence
+
+
+def test_what_only_the_wrong_problem_has_is_told(simulator):
+    diagnosis = diagnose_kernel(planted("2", (FIRST_CHUNK_MOVED,)), find_stage(2), simulator)
+
+    assert diagnosis.fault is None
+    assert "Only there head_dim is 160 (else 80)" in diagnosis.sentence
+    assert "a lane has 2 chunks, c = 0 to 1" in diagnosis.sentence
+
+
+def test_nan_that_is_computed_is_no_empty_kernel(simulator):
+    """exp(max - max) of two parts without a token."""
+    stage = find_stage(5)
+    bare = tuple((f"{part}.max == max ? 1.0f : ", "") for part in "ab")
+
+    computed = diagnose_kernel(planted("5", bare), stage, simulator)
+    nothing = diagnose_kernel(cut(stage.source()), stage, simulator)
+    zeros = diagnose_kernel(cut(find_stage(4).source()), find_stage(4), simulator)
+
+    assert "There is no answer yet: NaN is computed." in computed.sentence and computed.fault is None
+    assert "There is no answer yet: the output is never written." in nothing.sentence
+    assert "or no token is summed" in zeros.sentence
 
 
 def test_findings_come_first(simulator):

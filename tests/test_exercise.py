@@ -1,6 +1,7 @@
 """A student's own kernel: cut without its body, never overwritten, checked and helped step by step."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -21,6 +22,8 @@ from labs_common.exercise import (
     start,
 )
 from labs_common.faults import TOPICS
+from labs_common.plans import Launch, Plan
+from labs_common.problem import Problem
 from labs_common.source import Source
 from labs_common.stages import ALL_STAGES, find_stage
 
@@ -81,6 +84,22 @@ def test_every_region_has_a_step_and_every_step_three_hints(stage):
         assert step.topics and set(step.topics) <= set(TOPICS)
         told = [hints(stage.id, number, level) for level in (1, 2, 3)]
         assert len(set(told)) == 3 and "?" in told[0]
+
+
+_DECLARED = re.compile(r"^\s*(?:for \()?(?:const )?[\w<>]+[*&]? (\w+)(?:\[[^;]*)?(?: =|;|,)", re.MULTILINE)
+
+
+@by_stage
+def test_hints_use_no_variable_that_only_the_solution_has(stage):
+    source, exercise = stage.source(), exercise_of(stage.id)
+    given = set(re.findall(r"\w+", cut(source, exercise).text))
+    lines = source.text.splitlines()
+    bodies = "\n".join("\n".join(lines[begin + 1 : end]) for begin, end in regions(source))
+    hidden = {name for name in _DECLARED.findall(bodies) if "_" in name} - given
+    for number, step in enumerate(exercise.steps, 1):
+        for hint in step.hints:
+            introduced = set(re.findall(r"(\w+) =", hint))
+            assert not hidden & set(re.findall(r"\w+", hint)) - introduced, f"step {number}: {hint}"
 
 
 def test_steps_in_the_kernel_itself_are_kept():
@@ -167,6 +186,83 @@ def test_checking_ones_own_kernel(tmp_path, simulator, capsys):
     path.write_text(find_stage(0).source().text)
     assert check(0, simulator, tmp_path).ok
     assert "step 2 done" in capsys.readouterr().out
+
+
+def test_a_finding_is_told_once_and_names_ones_own_file(simulator, capsys, monkeypatch):
+    folder = exercise.KERNELS / "mine"
+    text = lessons.change(find_stage(3).source(), "__syncthreads();", which=0).text
+    own = Source("03_gqa_reuse.cu", text, "kernels/mine/03_gqa_reuse.cu")
+    monkeypatch.setattr(exercise, "own_source", lambda *_: own)
+
+    report = check(3, simulator, folder)
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "/lab/" not in printed and "/lab/" not in report.diagnosis.sentence
+    for result in report.results:
+        for finding in result.findings:
+            assert finding.file == "kernels/mine/03_gqa_reuse.cu"
+            assert printed.count(str(finding)) <= sum(finding in one.findings for one in report.results)
+    place = re.escape(report.results[0].findings[0].place)
+    assert re.search(rf"diagnosis: racecheck at {place}, as told above\. Two warps use", printed)
+
+
+def test_a_fault_that_ends_a_launch_is_told_once(simulator, capsys, tmp_path):
+    path = start(0, tmp_path)
+    path.write_text(find_stage(0).source().text.replace("if (dim >= problem.head_dim) return;", ""))
+
+    report = check(0, simulator, tmp_path)
+
+    printed = " ".join(capsys.readouterr().out.split())
+    stopped = next(result for result in report.results if result.verdict is None)
+    assert stopped.error == "a check stopped it" and len(stopped.findings) == 1
+    assert printed.count(str(stopped.findings[0])) == 1
+    assert "a check stopped it: memcheck: " in printed and "diagnosis: memcheck at 00_baseline.cu:" in printed
+
+
+def four_warps(entry, problem, device):
+    plan = find_stage(2).plan(problem, device)
+    grid = (-(-problem.query_heads // 4), problem.batch, 1)
+    return dataclasses.replace(plan, launches=(Launch(entry, grid, (128, 1, 1)),))
+
+
+def any_head_dim(entry, problem, device):
+    launch = Launch(entry, (problem.query_heads, problem.batch, 1), (32, 1, 1))
+    return Plan((launch,), {"CHUNKS_PER_LANE": -(-problem.head_dim // 128)})
+
+
+def test_a_stretch_exercise_brings_its_own_launch(tmp_path, simulator, capsys):
+    path = start(2, tmp_path)
+    edits = (
+        (
+            "query_head = blockIdx.x;",
+            "query_head = blockIdx.x * 4 + threadIdx.x / WARP_SIZE;\n"
+            "if (query_head >= problem.query_heads) return;",
+        ),
+        ("lane = threadIdx.x;", "lane = threadIdx.x % WARP_SIZE;"),
+    )
+    source = find_stage(2).source()
+    for old, new in edits:
+        source = lessons.change(source, old, new)
+    path.write_text(source.text)
+
+    assert check(2, simulator, tmp_path, planner=four_warps).ok
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "stretch: A scalar tail path" in printed and "check(…, planner=…, problems=[…])" in printed
+    assert not check(2, simulator, tmp_path).ok
+    assert "stretch" not in capsys.readouterr().out
+
+
+def test_problems_that_the_stage_refuses_take_a_plan_of_ones_own(tmp_path, simulator, capsys):
+    path = start(2, tmp_path)
+    path.write_text(find_stage(2).source().text)
+    odd = [Problem(4, 2, 6, 8, (13,), name="head_dim 6")]
+
+    with pytest.raises(ValueError, match="nothing was run: head_dim=6: this stage takes multiples of 4"):
+        check(2, simulator, tmp_path, problems=odd)
+    report = check(2, simulator, tmp_path, planner=any_head_dim, problems=odd)
+
+    assert "misaligned" in report.results[0].findings[0].message
+    assert "multiple of its size: 16 bytes" in " ".join(capsys.readouterr().out.split())
 
 
 def states(simulator, **changes):

@@ -16,6 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from labs_common import notebooks
 from labs_common.chart_style import new_chart
 from labs_common.display import DATA_KEY, chart_data
+from labs_common.gpus import GPUS, KIB
 from labs_common.notebooks import NotebookError, code_cells, differences, execute_all, export, read, write
 from labs_common.predictions import ANSWER_TAG, answer_cell
 from labs_common.stages import ROOF, find_stage
@@ -155,6 +156,16 @@ def test_a_stage_notebook_asks_scores_and_checks(name):
     ]
     assert places[0] < headings[0] < headings[1] < places[1] < places[2]
     assert f'start("{name}")' in "\n".join(sources)
+
+
+def test_shared_memory_of_an_sm_is_a_named_gpus():
+    cells = [cell.source for cell in read(notebooks.NOTEBOOKS / "03_gqa_reuse.ipynb").cells]
+    (question,) = [text for text in cells if "How many such blocks" in text]
+
+    for name, words in (("document_36sm", "on the {}"), ("h200", "on an H200")):
+        size = GPUS[name].capability.shared_sizes[-1] // KIB
+        assert f"{size} KiB" in question and words.format(GPUS[name].name) in question
+    assert question.count("KiB") == 2
 
 
 # The machinery

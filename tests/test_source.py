@@ -105,6 +105,22 @@ def test_every_stage_compiles_for_every_architecture(arch):
         assert stage.entry in compile_resources(stage.source(), arch=arch)
 
 
+def test_messages_name_files_as_their_reader_knows_them(tmp_path):
+    own = source_module.KERNELS / "mine" / "03_gqa_reuse.cu"
+    assert source_module.shown_path(own) == "kernels/mine/03_gqa_reuse.cu"
+    assert STAGES[3].source().shown == "kernels/03_gqa_reuse.cu"
+    assert source_module.shown_path(tmp_path / "attempt.cu") == "attempt.cu"
+    source = Source("03_gqa_reuse.cu", "", "kernels/mine/03_gqa_reuse.cu")
+    assert source == Source("03_gqa_reuse.cu", "")
+
+    told = source.readable(
+        "at /lab/kernels/03_gqa_reuse.cu:51 and /lab/kernels/page_ring.cuh:7: /lab/kernels/x.cu"
+    )
+
+    assert told == "at kernels/mine/03_gqa_reuse.cu:51 and kernels/roof/page_ring.cuh:7: x.cu"
+    assert source.neutral_path in source.expanded() and "mine" not in source.expanded()
+
+
 def test_neutral_paths_only():
     """What is recorded in a profile names no folder of the machine it was made on."""
     assert str(source_module.KERNELS.parent) not in STAGES[3].source().expanded()

@@ -28,7 +28,7 @@ from labs_common.probes import probes_of
 from labs_common.problem import Problem
 from labs_common.simt.cupy_like import SPACE, RawModule
 from labs_common.simt.errors import BudgetError, Fault, Finding, SimulationError, UnsupportedError
-from labs_common.source import Source
+from labs_common.source import NEUTRAL_FOLDER, Source
 from labs_common.stages import Stage, find_stage
 
 FAR_BYTES = 4 * 2**31  # of a cache of float32 whose elements 32 bits cannot count
@@ -294,6 +294,7 @@ def describe(error: Exception) -> dict[str, Any]:
     )
     kind = next((name for type_, name in kinds if isinstance(error, type_)), "internal")
     text = str(error) if kind != "internal" else f"{type(error).__name__}: {error}"
+    text = text.replace(f"{NEUTRAL_FOLDER}/", "")
     answer: dict[str, Any] = {"kind": kind, "message": text[:MAX_MESSAGE]}
     if isinstance(error, Fault):
         answer["finding"] = finding_to(error.finding)

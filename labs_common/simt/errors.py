@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 Dim3 = tuple[int, int, int]
 
@@ -28,12 +29,20 @@ class Finding:
     severity: str = "error"
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.line else "unknown source line"
         who = "".join(
             f" {label} {value}" for label, value in (("block", self.block), ("thread", self.thread)) if value
         )
         at = f" address {self.address:#x}" if self.address is not None else ""
-        return f"{self.tool}: {self.kind} at {where}{who}{at}: {self.message}"
+        return f"{self.tool}: {self.kind} at {self.place}{who}{at}: {self.message}"
+
+    @property
+    def place(self) -> str:
+        """File and line."""
+        return f"{self.file}:{self.line}" if self.line else "unknown source line"
+
+    def reworded(self, change: Callable[[str], str]) -> Finding:
+        """The same with other words for its file, there and in the message."""
+        return replace(self, file=change(self.file), message=change(self.message))
 
 
 def without_explained(findings: list[Finding]) -> list[Finding]:

@@ -111,7 +111,7 @@ class Builder:
         self.lines: list[str] = []
         self.count = 0
         self.label_name = "variables"
-        self._spread: dict[tuple[str, str], Value] = {}
+        self._known: dict[tuple[str, str, str], Value] = {}  # of this block: operation, operand, more
 
     def finish(self) -> None:
         """Close the function and add it to the module."""
@@ -136,6 +136,13 @@ class Builder:
         self.lines.append(f"  {name} = {text}")
         return Value(name, type_, lanes)
 
+    def once(self, op: str, operand: str, more: str, text: str, type_: str, lanes: int = 1) -> Value:
+        """As `emit` of an instruction that gives the same wherever it is; once in a block."""
+        known = self._known.get((op, operand, more))
+        if known is None:
+            known = self._known[op, operand, more] = self.emit(f"{op} {text}", type_, lanes)
+        return known
+
     def new_label(self, stem: str) -> str:
         """A label that is not used yet."""
         self.count += 1
@@ -145,7 +152,7 @@ class Builder:
         """Open a block."""
         self.lines.append(f"{name}:")
         self.label_name = name
-        self._spread.clear()
+        self._known.clear()
 
     def alloca(self, ir: str, align: int = 64) -> str:
         """Stack memory of an LLVM type, reserved once for the function."""
@@ -188,7 +195,7 @@ class Builder:
             if offset == 0:
                 return base
             offset = const("i64", offset)
-        return self.emit(f"getelementptr i8, ptr {base}, {offset}", "ptr").name
+        return self.once("getelementptr", base, offset.name, f"i8, ptr {base}, {offset}", "ptr").name
 
     def pointer_of(self, address: Value) -> str:
         """An integer address as a pointer."""
@@ -231,17 +238,10 @@ class Builder:
             return value
         if value.literal:
             return Value(f"splat ({value.type} {value.name})", value.type, WARP)
-        known = self._spread.get((value.name, value.type))
-        if known is None:
-            vector = f"<{WARP} x {value.type}>"
-            one = self.emit(f"insertelement {vector} poison, {value}, i32 0", value.type, WARP)
-            known = self.emit(
-                f"shufflevector {vector} {one.name}, {vector} poison, <{WARP} x i32> zeroinitializer",
-                value.type,
-                WARP,
-            )
-            self._spread[value.name, value.type] = known
-        return known
+        vector, type_ = f"<{WARP} x {value.type}>", value.type
+        one = self.once("insertelement", value.name, "", f"{vector} poison, {value}, i32 0", type_, WARP)
+        everywhere = f"{one}, {vector} poison, <{WARP} x i32> zeroinitializer"
+        return self.once("shufflevector", one.name, "", everywhere, type_, WARP)
 
     def together(self, *values: Value) -> tuple[Value, ...]:
         """The values as they are, or all of them spread where one is a vector."""
@@ -276,11 +276,12 @@ class Builder:
 
     def mask_bits(self, condition: Value) -> Value:
         """<32 x i1> -> i32, lane 0 in bit 0."""
-        return self.emit(f"bitcast {self.spread(condition)} to i32", "i32")
+        lanes = self.spread(condition)
+        return self.once("bitcast", lanes.name, "i32", f"{lanes} to i32", "i32")
 
     def mask_lanes(self, bits: Value) -> Value:
         """i32 -> <32 x i1>."""
-        return self.emit(f"bitcast {bits} to <32 x i1>", "i1", WARP)
+        return self.once("bitcast", bits.name, "i1", f"{bits} to <32 x i1>", "i1", WARP)
 
     # ---- arithmetic
 
@@ -312,7 +313,12 @@ class Builder:
         if a.type == to:
             return a
         target = to if a.lanes == 1 else f"<{a.lanes} x {to}>"
-        return self.emit(f"{op} {a} to {target}", to, a.lanes)
+        if a.literal:  # of one name and many types
+            return self.emit(f"{op} {a} to {target}", to, a.lanes)
+        value = self.once(op, a.name, to, f"{a} to {target}", to, a.lanes)
+        if op == "bitcast":
+            self._known[op, value.name, a.type] = a
+        return value
 
     def resize(self, a: Value, to: str, signed: bool = False) -> Value:
         """Truncate or extend an integer."""

@@ -30,6 +30,10 @@ NEW_MAX = "const float new_max = fmaxf(running_max, score);"
 MERGE_SUM = "running_sum = running_sum * correction + weight * partials.sum[part];"
 MERGE_ACC = "rescale_add(accumulator[c], correction, weight, value);"
 SKIP = "if (split_max == -INFINITY) continue;  // an empty split; the whole warp agrees"
+CHUNK_OF_KEY = {
+    numbers: f"const int chunk = c * WARP_SIZE + lane;\n{' ' * indent}const float4 key"
+    for numbers, indent in (("24", 8), ("3", 10))
+}
 PARTIAL_OUT = "reinterpret_cast<float4*>(partials.output)[part * chunks + chunk] = accumulator[c];"
 GUARDED_SUM = "(running_sum > 0.0f ? 1.0f / running_sum : 0.0f)"
 DIVIDE_PART = PARTIAL_OUT.replace("accumulator[c]", f"rescale_add(accumulator[c], {GUARDED_SUM}, 0.0f, zero)")
@@ -103,6 +107,27 @@ PLANTS: tuple[Plant, ...] = (
     ),
     ("first_chunk_only", "234", (one_of_four("if (c == 0) partial += dot(query[c], key);"),)),
     ("one_of_four", "234", (one_of_four("partial += query[c].x * key.x;"),)),
+    ("first_chunk_of_keys_repeated", "24", (("keys[chunk] : zero", "keys[lane] : zero"),)),
+    (
+        "first_chunk_of_keys_repeated",
+        "3",
+        (("? key_shared[token * chunks + chunk]", "? key_shared[token * chunks + lane]"),),
+    ),
+    ("first_chunk_of_values_repeated", "24", (("values[chunk] : zero", "values[lane] : zero"),)),
+    ("first_chunk_of_values_repeated", "3", (("weight, value[c])", "weight, value[0])"),)),
+    *(
+        ("first_chunk_repeated", numbers, ((chunk, chunk.replace("c * WARP_SIZE + lane", "lane")),))
+        for numbers, chunk in CHUNK_OF_KEY.items()
+    ),
+    *(
+        (
+            "neighbouring_chunks",
+            numbers,
+            ((chunk, chunk.replace("c * WARP_SIZE + lane", "lane * CHUNKS_PER_LANE + c")),),
+        )
+        for numbers, chunk in CHUNK_OF_KEY.items()
+    ),
+    ("first_chunk_of_values_only", "23", ((ACC_234, f"c > 0 ? accumulator[c] : {ACC_234}"),)),
     # softmax
     ("max_not_subtracted", "01234", ((NEW_MAX, "const float new_max = 0.0f;"),)),
     ("max_starts_at_zero", "01234", (("float running_max = -INFINITY;", "float running_max = 0.0f;"),)),
@@ -205,6 +230,7 @@ PLANTS: tuple[Plant, ...] = (
             ),
         ),
     ),
+    ("first_tile_repeated", "3", (("page, first + token, kv_head", "page, token, kv_head"),)),
     ("first_page_repeated", "0", ((PAGE_0, "physical_page(problem, in, sequence, 0)"),)),
     ("first_page_repeated", "123", ((PAGE_123, "physical_page(problem, in, sequence, 0)"),)),
     ("first_page_repeated", "4", ((PAGE_4, "physical_page(problem, in, sequence, 0)"),)),
@@ -400,6 +426,7 @@ SCORE_5 = "transpose_sum<HEAD_SLOTS, HEADS>(products) * problem.scale"
 HEAD_5 = "kv_head * GROUP_SIZE + min(first_head + h, GROUP_SIZE - 1)"
 VALID_5 = "const bool valid = tile + warp_token + s * STEP_TOKENS + lane / HEAD_SLOTS < end;"
 USED_5 = "const int used = (in.context_lengths[blockIdx.y] + PARTITION_TOKENS - 1) / PARTITION_TOKENS;"
+SCALE_A, SCALE_B = (f"{part}.max == max ? 1.0f : __expf({part}.max - max)" for part in "ab")
 PLANTS += (
     ("unscaled", "5", ((SCORE_5, "transpose_sum<HEAD_SLOTS, HEADS>(products)"),)),
     ("max_not_subtracted", "5", (("const float max = fmaxf(a.max, b.max);", "const float max = 0.0f;"),)),
@@ -407,6 +434,18 @@ PLANTS += (
         "max_starts_at_zero",
         "5",
         (("Partial running = {-INFINITY, 0.0f};", "Partial running = {0.0f, 0.0f};"),),
+    ),
+    ("tiles_not_rescaled", "5", (("if (__any_sync(FULL_WARP, keep != 1.0f))", "if (false)"),)),
+    ("combine_adds_sums", "5", (("scale_a * a.sum + scale_b * b.sum", "a.sum + b.sum"),)),
+    ("combine_scales_nothing", "5", ((SCALE_A, "1.0f"), (SCALE_B, "1.0f"))),
+    (
+        "combine_scales_sums_only",
+        "5",
+        (
+            ("scale_a * a.sum + scale_b * b.sum};", f"({SCALE_A}) * a.sum + ({SCALE_B}) * b.sum}};"),
+            (f"scale_a = {SCALE_A};", "scale_a = 1.0f;"),
+            (f"scale_b = {SCALE_B};", "scale_b = 1.0f;"),
+        ),
     ),
     ("sum_not_divided", "5", (("whole.sum > 0.0f ? 1.0f / whole.sum", "whole.sum > 0.0f ? 1.0f"),)),
     ("empty_context", "5", (("whole.sum > 0.0f ? 1.0f / whole.sum : 0.0f", "1.0f / whole.sum"),)),
