@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
-from labs_common.metrics import ALL_KERNELS
+from labs_common.metrics import ALL_KERNELS, Metrics
 from labs_common.problem import PRESETS, Problem
 from labs_common.recorded import PROBLEMS, recorded_metrics
 from labs_common.stages import ALL_STAGES, STAGES, Stage
@@ -45,12 +45,18 @@ def stage_table(
         lines.append(
             f"| `{stage.id}` | {stage.idea} | {nanoseconds / 1e3:,.0f} µs | "
             f"{f'{before / nanoseconds:.2f}' if before else ''} | {100 * share:.1f} % | "
-            f"{metrics_table.value(profile, names.REGISTERS):.0f} | "
-            f"{metrics_table.value(profile, names.ACHIEVED_OCCUPANCY):.0f} of "
-            f"{metrics_table.value(profile, names.THEORETICAL_OCCUPANCY):.0f} % |"
+            f"{' | ' if profile.empty else _resources(profile)} |"
         )
         before = nanoseconds
     return "\n".join(lines)
+
+
+def _resources(profile: Metrics) -> str:
+    registers, achieved, theoretical = (
+        metrics_table.value(profile, name)
+        for name in (names.REGISTERS, names.ACHIEVED_OCCUPANCY, names.THEORETICAL_OCCUPANCY)
+    )
+    return f"{registers:.0f} | {achieved:.0f} of {theoretical:.0f} %"
 
 
 def roof_table() -> str:

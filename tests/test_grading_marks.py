@@ -5,8 +5,10 @@ import math
 import pytest
 
 from labs_common.grading.answers import mark_answers, mark_predictions, plain, read_number
+from labs_common.grading.cases import grading_cases
 from labs_common.grading.grade import Task, grade_submission
 from labs_common.grading.rubric import AnswerKey, Limit, RubricError, load_rubric, parse_rubric
+from labs_common.grading.speed import speed_problem
 from labs_common.grading.structure import mark_structure, reads_too_little, structure_share
 from labs_common.grading.submissions import Submission
 from labs_common.predictions import score
@@ -20,7 +22,7 @@ WRONG = {
     "text": ('[points]\nspeed = "5"', "points.speed of 00_baseline = '5'"),
     "not finite": ("[points]\nspeed = inf", "= inf"),
     "a truth value": ("[points]\nspeed = true", "= True"),
-    "unknown stage": ('[assignment]\nstages = ["09"]', "no stage called '09'"),
+    "unknown stage": ('[assignment]\nstages = ["10"]', "no stage called '10'"),
     "stage twice": ('[assignment]\nstages = ["02", "02_vectorized"]', "every stage once"),
     "no stage": ("[assignment]\nstages = []", "not empty"),
     "a path as name": ('[assignment]\nname = "../x"', "a folder name"),
@@ -242,3 +244,14 @@ def test_predictions_have_points_of_their_own():
 
     assert record["stages"]["03_gqa_reuse"]["maximum"]["predictions"] == 10
     assert record["out_of"] == 95
+
+
+def test_stages_towards_the_roof_are_graded_in_their_own_number_format():
+    for number, dtypes in (("03", {"float32"}), ("06", {"float32", "float16"}), ("08", {"float16"})):
+        stage = find_stage(number)
+        cases = grading_cases(stage, "a seed")
+
+        assert {case.problem.dtype for case in cases} == dtypes
+        assert all(case.weights == stage.weights(case.problem) for case in cases)
+        assert {"plain", "empty", "needle", "far", "long"} <= {case.kind for case in cases}
+        assert speed_problem(stage).dtype == ("float16" if number == "08" else "float32")

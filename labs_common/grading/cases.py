@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,8 @@ from labs_common.layouts import from_nhd, to_nhd
 from labs_common.plans import Device
 from labs_common.problem import Problem
 from labs_common.stages import Stage
+
+Typed = Callable[[Problem], Problem]  # a problem in the number format that a stage is taught with
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Case:
         problem: shapes.
         calls: the inputs of each launch, in order; the module's state lives from one to the next.
         far: whether the second half of the pages lies 2^31 elements away from the first.
+        weights: the dtype that softmax weights may be rounded to.
     """
 
     kind: str
@@ -32,6 +36,7 @@ class Case:
     problem: Problem
     calls: tuple[Inputs, ...]
     far: bool = False
+    weights: str = "float32"
 
 
 TITLES = {
@@ -65,9 +70,9 @@ def grading_cases(stage: Stage, seed: str, device: Device | None = None) -> tupl
     cases = []
     for maker in makers:
         kind = maker.__name__[1:]
-        for case in maker(kind, generator(seed, stage.id, kind)):
+        for case in maker(kind, generator(seed, stage.id, kind), stage.typed):
             if stage.supports(case.problem, device) is None:
-                cases.append(case)
+                cases.append(dataclasses.replace(case, weights=stage.weights(case.problem)))
     return tuple(cases)
 
 
@@ -86,7 +91,11 @@ def structure_problem(stage: Stage, seed: str, device: Device | None = None) -> 
     )
     problem = Problem(8, 2, 128, 16, lengths, dtype=dtype, name="structure")
     return Case(
-        "structure", "the counts behind the structure marks", problem, _random_calls(problem, random, 1)
+        "structure",
+        "the counts behind the structure marks",
+        problem,
+        _random_calls(problem, random, 1),
+        weights=stage.weights(problem),
     )
 
 
@@ -106,49 +115,49 @@ def _lengths(random: np.random.Generator, low: int, high: int, count: int) -> tu
     return tuple(int(n) for n in random.integers(low, high, count))
 
 
-def _plain(kind: str, random: np.random.Generator) -> list[Case]:
+def _plain(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     lengths = tuple(16 * n for n in _lengths(random, 2, 7, 3))
-    problem = Problem(8, 2, int(random.choice([64, 128])), 16, lengths)
+    problem = typed(Problem(8, 2, int(random.choice([64, 128])), 16, lengths))
     return _simple(kind, random, problem, calls=3)
 
 
-def _partial_page(kind: str, random: np.random.Generator) -> list[Case]:
+def _partial_page(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     lengths = (
         int(random.integers(33, 47)),
         int(random.integers(2, 15)),
         17 + 16 * int(random.integers(1, 4)),
     )
-    return _simple(kind, random, Problem(4, 2, 128, 16, lengths), calls=2)
+    return _simple(kind, random, typed(Problem(4, 2, 128, 16, lengths)), calls=2)
 
 
-def _empty(kind: str, random: np.random.Generator) -> list[Case]:
+def _empty(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     lengths = random.permutation([0, 1, 16, 0, int(random.integers(20, 60))])
-    return _simple(kind, random, Problem(4, 2, 64, 16, tuple(int(n) for n in lengths)))
+    return _simple(kind, random, typed(Problem(4, 2, 64, 16, tuple(int(n) for n in lengths))))
 
 
-def _head_dim(kind: str, random: np.random.Generator) -> list[Case]:
+def _head_dim(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     dim = int(random.choice([24, 40, 72, 80, 96, 104, 120]))
-    return _simple(kind, random, Problem(4, 2, dim, 16, _lengths(random, 18, 50, 2)))
+    return _simple(kind, random, typed(Problem(4, 2, dim, 16, _lengths(random, 18, 50, 2))))
 
 
-def _wide_head(kind: str, random: np.random.Generator) -> list[Case]:
+def _wide_head(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     dim = int(random.choice([160, 192, 224, 256]))
-    return _simple(kind, random, Problem(4, 2, dim, 16, _lengths(random, 18, 50, 2)))
+    return _simple(kind, random, typed(Problem(4, 2, dim, 16, _lengths(random, 18, 50, 2))))
 
 
-def _group(kind: str, random: np.random.Generator) -> list[Case]:
+def _group(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     size, heads = int(random.choice([3, 5, 6, 7])), int(random.choice([2, 3]))
-    return _simple(kind, random, Problem(size * heads, heads, 64, 16, _lengths(random, 18, 50, 2)))
+    return _simple(kind, random, typed(Problem(size * heads, heads, 64, 16, _lengths(random, 18, 50, 2))))
 
 
-def _page_size(kind: str, random: np.random.Generator) -> list[Case]:
+def _page_size(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     size = int(random.choice([8, 24, 32]))
-    return _simple(kind, random, Problem(4, 2, 128, size, _lengths(random, size + 1, 4 * size, 2)))
+    return _simple(kind, random, typed(Problem(4, 2, 128, size, _lengths(random, size + 1, 4 * size, 2))))
 
 
-def _table(kind: str, random: np.random.Generator) -> list[Case]:
+def _table(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     """More columns than any context needs, all behind the used ones nonsense; the first page is shared."""
-    problem = Problem(4, 2, 64, 16, _lengths(random, 20, 70, 3))
+    problem = typed(Problem(4, 2, 64, 16, _lengths(random, 20, 70, 3)))
     (inputs,) = _random_calls(problem, random, 1)
     pages = len(inputs.key_cache)
     extra = random.choice(
@@ -158,16 +167,18 @@ def _table(kind: str, random: np.random.Generator) -> list[Case]:
     return [_case(kind, problem, (dataclasses.replace(inputs, block_tables=tables),))]
 
 
-def _needle(kind: str, random: np.random.Generator) -> list[Case]:
+def _needle(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     """In every sequence one token outweighs the others: the last, the first of a page, a split's edge."""
     places = [(45, 44), (33, 32), (32, 31), (40, 15), (35, 0), (273, 256), (260, 255), (270, 269)]
     chosen = random.permutation(len(places) - 3)[:3]
     pairs = [places[i] for i in chosen] + places[-3:]
-    problem = Problem(4, 2, 64, 16, tuple(length for length, _ in pairs))
+    problem = typed(Problem(4, 2, 64, 16, tuple(length for length, _ in pairs)))
     (inputs,) = _random_calls(problem, random, 1)
     query = inputs.query.astype(np.float64).reshape(problem.batch, problem.kv_heads, problem.group_size, -1)
     shared = random.standard_normal((problem.batch, problem.kv_heads, 1, problem.head_dim))
-    query = (shared + 0.2 * query).astype(np.float32)  # the heads of a group agree on what they look for
+    query = (shared + 0.2 * query).astype(
+        inputs.query.dtype
+    )  # the heads of a group agree on what they look for
     key, value = (a.copy() for a in to_nhd(problem, inputs.key_cache, inputs.value_cache))
     first_pages = set()
     for row, (_, token) in enumerate(pairs):
@@ -183,10 +194,12 @@ def _needle(kind: str, random: np.random.Generator) -> list[Case]:
     ]
 
 
-def _extreme(kind: str, random: np.random.Generator) -> list[Case]:
+def _extreme(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     """Scores of some hundreds to 10^5: negative in one sequence, rising in another, falling in a third."""
     lengths = (*_lengths(random, 5, 15, 1), *_lengths(random, 20, 30, 1), *_lengths(random, 8, 15, 1))
-    problem = Problem(4, 2, 128, 16, lengths)  # two contexts of a page or more would share their first one
+    problem = typed(
+        Problem(4, 2, 128, 16, lengths)
+    )  # two contexts of a page or more would share their first one
     (inputs,) = _random_calls(problem, random, 1)
     query = np.full_like(inputs.query, 40.0)
     key, value = (a.copy() for a in to_nhd(problem, inputs.key_cache, inputs.value_cache))
@@ -206,26 +219,26 @@ def _extreme(kind: str, random: np.random.Generator) -> list[Case]:
     ]
 
 
-def _long(kind: str, random: np.random.Generator) -> list[Case]:
+def _long(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     edge = int(random.choice([512, 768]))
     lengths = [1, 15, 16, edge - 1, edge, edge + 1, int(random.integers(900, 1100))]
     chosen = tuple(int(n) for n in random.permutation(lengths))
-    return _simple(kind, random, Problem(4, 2, 64, 16, chosen))
+    return _simple(kind, random, typed(Problem(4, 2, 64, 16, chosen)))
 
 
-def _far(kind: str, random: np.random.Generator) -> list[Case]:
-    problem = Problem(4, 2, 128, 16, _lengths(random, 40, 60, 2))
+def _far(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
+    problem = typed(Problem(4, 2, 128, 16, _lengths(random, 40, 60, 2)))
     return [_case(kind, problem, _random_calls(problem, random, 1), far=True)]
 
 
-def _half(kind: str, random: np.random.Generator) -> list[Case]:
+def _half(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     lengths = (int(random.integers(300, 400)), int(random.integers(20, 40)))
     return _simple(kind, random, Problem(12, 2, 128, 16, lengths, dtype="float16"))
 
 
-def _layout(kind: str, random: np.random.Generator) -> list[Case]:
+def _layout(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     cases = []
     for layout in ("HND", "packed"):
-        problem = Problem(4, 2, 128, 16, _lengths(random, 18, 50, 2), layout=layout)
+        problem = typed(Problem(4, 2, 128, 16, _lengths(random, 18, 50, 2), layout=layout))
         cases += _simple(kind, random, problem)
     return cases

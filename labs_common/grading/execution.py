@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from labs_common.check import check_plan
 from labs_common.compiler import CompileError, compile_resources
 from labs_common.engines import Call, LaunchError, SimulatorEngine
 from labs_common.grading import channel
@@ -153,7 +154,7 @@ class Runner:
         inputs = inputs_from(sent)
         for array in inputs.arrays().values():
             array.flags.writeable = False  # else a kernel could use them as scratch and put all back
-        plan = self.stage.plan(problem, self.engine.device)
+        plan = check_plan(self.stage, problem, self.engine.device)
         self.engine.module(self.source, plan.defines)
         arrays = self._far_arrays(problem, inputs) if far else self.engine.upload(inputs)
         call = self.engine.prepare(self.stage, problem, inputs, self.source, plan, arrays)
@@ -236,7 +237,7 @@ class Runner:
         return arrays
 
     def _resources(self, problem: Problem) -> dict[str, int]:
-        plan = self.stage.plan(problem, self.engine.device)
+        plan = check_plan(self.stage, problem, self.engine.device)
         found = compile_resources(self.source, plan.defines, self.engine.device.arch)
         used = [found[launch.entry] for launch in plan.launches]
         return {

@@ -177,7 +177,7 @@ def judge(case: Case, expected: tuple[Reference, ...], answer: Mapping[str, Any]
             return result(False, clean, "no output of the right type", "no output of the right type")
         if call.get("inputs") != hash_inputs(inputs):
             return result(False, clean, "it writes to its inputs", f"inputs changed at call {number}")
-        verdict = compare(output, right)
+        verdict = compare(output, right, case.weights)
         if not verdict.ok:
             return result(False, clean, *_wrong(number, output, right, verdict.diagnosis))
     if "error" in answer:

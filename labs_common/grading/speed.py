@@ -38,7 +38,7 @@ GPU_LIMITS = {
 
 def speed_problem(stage: Stage) -> Problem:
     """What a stage is timed on: many sequences, or few long ones where the context is split."""
-    return LONG if stage.id[:2] >= "04" else WIDE
+    return stage.typed(LONG if stage.id[:2] >= "04" else WIDE)
 
 
 class SpeedMarker:
@@ -105,11 +105,15 @@ class SpeedMarker:
             return {"error": str(ended)}
         if "error" in answer:
             return {"error": str(answer["error"].get("message", ""))[:300]}
-        return judge_timing(problem, answer, signs, expected)
+        return judge_timing(problem, answer, signs, expected, stage.weights(problem))
 
 
 def judge_timing(
-    problem: Problem, answer: Mapping[str, Any], signs: list[list[int]], expected: list[dict[int, Reference]]
+    problem: Problem,
+    answer: Mapping[str, Any],
+    signs: list[list[int]],
+    expected: list[dict[int, Reference]],
+    weights: str = "float32",
 ) -> dict[str, Any]:
     """The ratio of a timing whose outputs are all right.
 
@@ -118,13 +122,14 @@ def judge_timing(
         answer: of ``GpuRunner._time``.
         signs: that the queries had, by round and set.
         expected: by set, the right answer for each sign.
+        weights: the dtype that softmax weights may be rounded to.
     """
     outputs = answer["outputs"]
     if len(outputs) != len(signs):
         return {"error": f"{len(outputs)} of {len(signs)} timed outputs came back"}
     for number, timed in enumerate(outputs):
         chosen = number % len(expected)
-        verdict = compare(timed["output"], expected[chosen][signs[number][chosen]])
+        verdict = compare(timed["output"], expected[chosen][signs[number][chosen]], weights)
         if not verdict.ok:
             return {"error": "a timed call gave a wrong output: it does not do its work every time"}
     student, own = (np.array(answer["seconds"][name], float) for name in ("student", "reference"))
