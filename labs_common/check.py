@@ -17,7 +17,7 @@ from labs_common.problem import FP8, PRESETS, Problem
 from labs_common.reference import reference
 from labs_common.simt.errors import Fault, Finding, SimulationError
 from labs_common.source import Source
-from labs_common.stages import ROOF, Stage
+from labs_common.stages import Stage
 
 # Small first, then what breaks kernels: an empty context, one token, whole and partial pages, a head_dim
 # that is no multiple of 32, groups that are no power of two, odd page sizes, a page too large for shared
@@ -42,7 +42,7 @@ FEW_BLOCKS = 3
 
 def check_problems(stage: Stage) -> tuple[Problem, ...]:
     """What a kernel of a stage is checked on, those first that are taught with."""
-    if stage.id not in {one.id for one in ROOF}:  # also where a student gave it another planner
+    if not stage.towards_roof:
         return CHECK_PROBLEMS
     return (*(stage.typed(problem) for problem in ROOF_PROBLEMS[:3]), *ROOF_PROBLEMS[3:])
 
@@ -140,7 +140,7 @@ def check(
         seed: of the inputs.
         diagnose: run a kernel that is not right on the probes of ``faults``, and name what is wrong.
     """
-    if stage in ROOF and isinstance(engine, SimulatorEngine):
+    if stage.towards_roof and isinstance(engine, SimulatorEngine):
         engine = engine.interpreting()
     results = []
     for problem in check_problems(stage) if problems is None else problems:

@@ -40,7 +40,7 @@ class CompileError(ValueError):
 
     def __init__(self, log: str) -> None:
         self._log = log
-        log = log.replace(f"{NEUTRAL_FOLDER}/", "")
+        log = log.replace(f"{NEUTRAL_FOLDER}/", "").rstrip("\0")
         self.diagnostics = [(m["file"], int(m["line"]), m["text"]) for m in _DIAGNOSTIC.finditer(log)]
         hint = ""
         if "mma.h" in log:

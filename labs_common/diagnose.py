@@ -17,7 +17,7 @@ from labs_common.problem import Problem
 from labs_common.simt.errors import Fault as EngineFault
 from labs_common.simt.errors import Finding, LaunchError, SimulationError
 from labs_common.source import CutError, Source, regions
-from labs_common.stages import ROOF, Stage
+from labs_common.stages import Stage
 
 # Where each topic shows in a kernel's text; the first match after the kernel's signature is named.
 _LOOK = {
@@ -139,7 +139,7 @@ def run_probes(
     Returns:
         The outputs by probe, without those of probes it did not finish; and all that the checks found.
     """
-    if stage in ROOF and isinstance(engine, SimulatorEngine):
+    if stage.towards_roof and isinstance(engine, SimulatorEngine):
         engine = engine.interpreting()
     outputs: dict[str, np.ndarray] = {}
     findings: list[Finding] = []

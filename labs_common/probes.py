@@ -17,7 +17,7 @@ from labs_common.inputs import Inputs, make_inputs
 from labs_common.layouts import from_nhd, to_nhd
 from labs_common.plans import Device, Plan
 from labs_common.problem import Problem
-from labs_common.stages import ROOF, Stage
+from labs_common.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Probe:
     def fitted(self, stage: Stage) -> Probe:
         """It as a stage can take it: in its number format, and for a ring with a head_dim that is."""
         problem = stage.typed(self.problem)
-        if stage in ROOF:
+        if stage.towards_roof:
             problem = problem.replace(head_dim=-(-problem.head_dim // 32) * 32)
         return dataclasses.replace(self, problem=problem)
 

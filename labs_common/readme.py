@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from labs_common import bugs
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
+from labs_common.known_shapes import SHAPES
 from labs_common.metrics import ALL_KERNELS, Metrics
-from labs_common.problem import PRESETS, Problem
+from labs_common.peers import PAGED
+from labs_common.problem import FP8, PRESETS, Problem
 from labs_common.recorded import PROBLEMS, recorded_metrics
+from labs_common.sanitizer import markdown
 from labs_common.stages import ALL_STAGES, STAGES, Stage
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+SANITIZED = README.parent / "data" / "sanitizer"
+PEERS = README.parent / "data" / "peers"
 
 
 def stage_table(
@@ -64,7 +71,30 @@ def roof_table() -> str:
     return stage_table(ALL_STAGES[5:], PROBLEMS["seed-float16"])
 
 
-TABLES = {"stages": stage_table, "roof": roof_table}
+def sanitizer_table(gpu: str = "h200") -> str:
+    """Markdown: planted bugs and honest kernels under the simulator's checks and under compute-sanitizer."""
+    return markdown(SANITIZED / gpu / "sanitizer.csv", [*bugs.bugs(), *bugs.honest()]).rstrip()
+
+
+def peers_table(gpu: str = "h200") -> str:
+    """Markdown: 09 beside the best public kernel that reads pages, in % of the read ceiling of their run."""
+    rows = json.loads((PEERS / gpu / "peers.json").read_text(encoding="utf-8"))["rows"]
+    share = "% of read ceiling"
+    lines = [f"| | {' | '.join(SHAPES)} |", f"|---|{'---|' * len(SHAPES)}"]
+    for dtype, label in (("float16", "fp16"), (FP8, "fp8 cache, exact queries"), ("float32", "fp32")):
+        cells = []
+        for shape in SHAPES:
+            here = [row for row in rows if (row["problem"], row["dtype"]) == (shape, dtype)]
+            ours = next(row for row in here if row["what"].startswith("09"))
+            paged = [row for row in here if row["kind"] == PAGED and row["right"]]
+            best = min(paged, key=lambda row: row["median_us"], default=None)
+            there = f" / {best[share]:.1f} ({best['what']}{'*' * bool(best['rounds'])})" if best else ""
+            cells.append(f"{ours[share]:.1f}{there}")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES = {"stages": stage_table, "roof": roof_table, "peers": peers_table, "sanitizer": sanitizer_table}
 
 
 def rewritten(text: str) -> str:

@@ -2,7 +2,8 @@
 
 A GPU's folder ``data/recorded/<gpu>/`` holds, for every stage and problem,
 
-- ``<stage>/<problem>.ncu-rep.xz``: Nsight Compute's report, with everything that it measured;
+- ``<stage>/<problem>.ncu-rep.xz``: Nsight Compute's report, with everything that it measured; left out where
+  the sets would be too large (``palab record --tables-only``);
 - ``<stage>/<problem>.csv``: the figures of each kernel that `ncu.compact` names, as Metrics. Figures of
   source lines are read from the report (`recorded_lines`);
 - ``events/<problem>.csv``: times of whole calls by events, and the read ceiling of the same run;
@@ -73,8 +74,15 @@ def _listed(wanted: Any) -> set[str] | None:
     return {wanted} if isinstance(wanted, str) else set(wanted)
 
 
+def recorded_tables(folder: Path = RECORDED) -> list[tuple[str, str, str]]:
+    """GPU, stage and problem of every recorded profile; some are tables without their report."""
+    stages = {stage.id for stage in ALL_STAGES}
+    found = sorted(path for path in folder.glob("*/*/*.csv") if path.parent.name in stages)
+    return [(path.parts[-3], path.parent.name, path.stem) for path in found]
+
+
 def recorded_reports(folder: Path = RECORDED) -> list[tuple[str, str, str]]:
-    """GPU, stage and problem of every recorded profile."""
+    """GPU, stage and problem of every report that was kept."""
     found = sorted(folder.glob(f"*/*/*{REPORT_SUFFIX}"))
     return [(p.parts[-3], p.parent.name, p.name.removesuffix(REPORT_SUFFIX)) for p in found]
 

@@ -185,6 +185,9 @@ def markdown(table: Path, cases: Iterable[Case]) -> str:
         same = _agree(first, runs)
         why = by_name[name].why if name in by_name else ""
         lines.append(f"| {name} | {told} | {heard} | {'same' if same else why or 'differs'} |")
+    for case in by_name.values():
+        if case.name not in rows:
+            lines.append(f"| {case.name} | {case.expect.tool if case.expect else 'none'} | not run | |")
     return "\n".join(lines) + "\n"
 
 

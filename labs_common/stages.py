@@ -56,6 +56,11 @@ class Stage:
         """Its kernel file."""
         return KERNELS / self.folder / f"{self.id}.cu"
 
+    @property
+    def towards_roof(self) -> bool:
+        """Whether it is one of those after stage 05, also under another planner."""
+        return self.id in {stage.id for stage in ROOF}
+
     def weights(self, problem: Problem) -> str:
         """The dtype that softmax weights are rounded to, which ``compare`` must allow for."""
         return problem.query_dtype if self.tensor_cores else "float32"

@@ -30,7 +30,7 @@ from labs_common.ncu import read_profile
 from labs_common.ncu_rows import ProfileError
 from labs_common.problem import PRESETS, Problem
 from labs_common.profile import capture, measure, refuse_empty
-from labs_common.recorded import RECORDED, recorded_metrics, recorded_reports
+from labs_common.recorded import RECORDED, recorded_metrics, recorded_tables
 from labs_common.stages import STAGES, Stage
 
 COUNTERS, EVENTS, RECORDINGS = "counters", "events and attributes", "recorded profiles"
@@ -95,7 +95,7 @@ def _events() -> Ability:
 
 
 def _recordings(folder: Path) -> Ability:
-    found = recorded_reports(folder)
+    found = recorded_tables(folder)
     if not found:
         return Ability(RECORDINGS, False, f"none in {folder.name}", "check the lab out again: data/recorded/")
     told = []
@@ -143,7 +143,7 @@ def profile(
     if events.works:
         return concat([_by_events(stage, problem, options), recorded])
     if recorded.empty:
-        there = sorted({name for _, of, name in recorded_reports(folder) if of == stage.id})
+        there = sorted({name for _, of, name in recorded_tables(folder) if of == stage.id})
         what = f"{stage.id} on problem {problem.name!r}"
         raise ProfileError(
             f"{what} is not measured here ({counters.detail}) and not recorded",

@@ -18,7 +18,9 @@ from labs_common.recorded import (
     changed_kernels,
     recorded_lines,
     recorded_metrics,
+    recorded_reports,
     recorded_sources,
+    recorded_tables,
 )
 from labs_common.source import Source
 from labs_common.stages import ROOF, STAGES, find_stage
@@ -101,10 +103,16 @@ def test_the_search_for_private_paths_finds_them():
         assert found == {path}
 
 
-def test_the_set_has_every_stage_and_problem_as_report_and_table():
+def test_the_set_has_every_stage_and_problem_and_reports_of_what_a_test_simulates():
     provenance = json.loads((RECORDED / "h200" / "provenance.json").read_text())
 
-    there = {(path.parent.name, path.name.split(".")[0]) for path in REPORTS if path.parts[-3] == "h200"}
+    there = {(stage, problem) for gpu, stage, problem in recorded_tables() if gpu == "h200"}
+    reported = {(stage, problem) for gpu, stage, problem in recorded_reports() if gpu == "h200"}
+    assert reported <= there
+    assert {
+        (stage.id, name) for stage in STAGES[:5] for name in PROBLEMS if (stage.id, name) in there
+    } <= reported
+    assert ("05_partitioned_gqa", "seed") in reported and ("05_partitioned_gqa", "long") in reported
     listed = {(stage, name) for stage, names_ in provenance["kernels_ptx_sha256"].items() for name in names_}
     assert there == listed
     assert {stage for stage, _ in there} >= {stage.id for stage in STAGES[:5]}
@@ -117,10 +125,9 @@ def test_the_set_has_every_stage_and_problem_as_report_and_table():
             continue
         assert recorded >= {"ragged", "seed", "long-float32"}
         assert recorded == taken or stage == "05_partitioned_gqa"
-    for path in REPORTS:
-        problem = path.name.removesuffix(".ncu-rep.xz")
-        table = metrics.load_csv(path.with_name(f"{problem}.csv"))
-        assert set(table["problem"]) == {problem} and set(table["stage"]) == {path.parent.name}
+    for stage, problem in there:
+        table = metrics.load_csv(RECORDED / "h200" / stage / f"{problem}.csv")
+        assert set(table["problem"]) == {problem} and set(table["stage"]) == {stage}
         assert metrics.select(table, metric=names.TIME)["value"].notna().all()
 
 

@@ -36,6 +36,7 @@ def test_a_header_is_inlined_once_and_lines_go_on_after_it(tmp_path, monkeypatch
         compile_ptx(Source("mine.cu", text))
 
     assert error.value.diagnostics == [("mine.cu", 3, 'identifier "oops" is undefined')]
+    assert "\0" not in str(error.value)
 
 
 def test_a_header_that_is_not_there_is_named_with_its_line():
