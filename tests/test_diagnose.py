@@ -52,7 +52,7 @@ def test_a_planted_fault_is_named(simulator, number, name, edits):
         assert name not in BY_NAME and number in "6789"  # a check found it in a header
         return
     line = source.text.splitlines()[diagnosis.line - 1]
-    assert "BEGIN SOLUTION" in line or re.search(r"[;{]$", line.split("//")[0].strip()), line
+    assert "BEGIN SOLUTION" in line or re.search(r"[;{,]$", line.split("//")[0].strip()), line
 
 
 def test_a_line_that_was_given_is_not_to_blame(simulator):
