@@ -12,7 +12,16 @@ from labs_common.plans import Plan
 from labs_common.problem import Problem
 from labs_common.reference import reference
 from labs_common.stages import Stage
-from labs_common.timing import ROUNDS, Timing, ceiling_bytes, ceiling_calls, ceiling_of, fp32_peak, time_gpu
+from labs_common.timing import (
+    ROUNDS,
+    Timing,
+    ceiling_bytes,
+    ceiling_calls,
+    ceiling_of,
+    fp32_peak,
+    plain_reading,
+    time_gpu,
+)
 from labs_common.worker import Worker
 
 MAX_SETS = 8
@@ -78,7 +87,8 @@ def _benchmark(contenders: list[tuple[str, Stage, Plan]], problem: Problem, roun
         for label, stage, plan in contenders
     }
     nbytes = ceiling_bytes(engine)
-    timings = time_gpu(xp, {**calls, **ceiling_calls(engine, nbytes)}, rounds)
+    everything = {**calls, **ceiling_calls(engine, nbytes)}
+    timings = time_gpu(xp, everything, rounds, between=plain_reading(engine))
     expected = [reference(problem, one) for one in inputs]
     verdicts = {}
     weights = {label: stage.weights(problem) for label, stage, _ in contenders}

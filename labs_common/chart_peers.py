@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,7 +14,6 @@ from labs_common.gpus import display_name
 from labs_common.known_shapes import SHAPES
 from labs_common.peers import CONTIGUOUS, OURS, PAGED
 
-RECORDED = Path(__file__).resolve().parent.parent / "data" / "peers"
 KINDS = {
     OURS: "the lab's stages",
     PAGED: "public kernels on pages",
@@ -24,11 +21,6 @@ KINDS = {
 }
 ROW_HEIGHT = 0.17  # inches of a bar's line
 LEGEND_HEIGHT = 0.21  # inches of a line of the legend
-
-
-def recorded(gpu: str) -> dict[str, Any]:
-    """What ``palab bench peers --json`` wrote on a GPU that the lab has records of."""
-    return json.loads((RECORDED / gpu / "peers.json").read_text(encoding="utf-8"))
 
 
 @styled

@@ -17,16 +17,18 @@ from rich.table import Table
 
 from labs_common import peers
 from labs_common.compare import compare
+from labs_common.device_inputs import device_inputs, device_reference
 from labs_common.known_shapes import SHAPES
 from labs_common.peers import OURS, Missing, Ready, Setting
 from labs_common.plans import Device, Plan
 from labs_common.problem import FP8, Problem
 from labs_common.provenance import gpu_provenance
 from labs_common.reference import Reference
-from labs_common.roof_bench import UncheckedGpu, device_inputs, device_reference
+from labs_common.roof_bench import UncheckedGpu
 from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
+RECORDED = Path(__file__).resolve().parent.parent / "data" / "peers"
 DTYPES = ("float16", FP8, "float32")
 # Of ||output - reference|| / ||reference|| where queries or weights are fp8, whose unit roundoff is 2^-4.
 LOOSE_ERROR = 0.1
@@ -297,6 +299,11 @@ def write(found: Mapping[str, Any], path: Path) -> None:
     """Write what was measured as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def recorded(gpu: str) -> dict[str, Any]:
+    """What was measured and kept of a GPU, such as ``h200``."""
+    return read(RECORDED / gpu / "peers.json")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from labs_common.device_inputs import DeviceInputs
 from labs_common.layouts import from_nhd
 from labs_common.problem import FP8, Problem, storage_dtype
-from labs_common.roof_bench import DeviceInputs
 
 WORKSPACE_BYTES = 256 << 20  # of a peer's scratch memory
 OURS, PAGED, CONTIGUOUS = "ours", "peer", "peer without pages"

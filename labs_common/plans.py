@@ -335,8 +335,9 @@ def plan_memory_roof(
         runs = _equal_runs(
             problem, groups, block_heads, _at_least_1("blocks", blocks, device.multiprocessors)
         )
-    most = int(runs.pieces[:, 1].max(initial=1))
-    merge_rows = _at_least_1("merge_rows", merge_rows, min(8, 1 << (max(1, most // 4) - 1).bit_length()))
+    fours = max(1, int(runs.pieces[:, 1].max(initial=1)) // 4)
+    power_of_two = 1 << (fours - 1).bit_length()
+    merge_rows = _at_least_1("merge_rows", merge_rows, min(8, power_of_two))
     merges = runs.merges(groups)
     table = merges if len(merges) else np.zeros((1, 4), np.int32)  # an array needs something in it
     plan = _planned(entry, problem, runs, block_heads, best.ring_slots, {"merges": table})

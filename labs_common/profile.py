@@ -25,7 +25,7 @@ from labs_common.problem import Problem
 from labs_common.source import KERNELS, NEUTRAL_FOLDER
 from labs_common.stages import Stage
 
-MADE_ON_THE_GPU = 1 << 28  # bytes of keys and values from which the host would take minutes to make them
+MADE_ON_THE_GPU = 1 << 28  # bytes of keys and values from which the host takes long to make them
 KERNEL_FILTER = "regex:^paged_attention_"
 # Asked for by name: --set full lacks some of them on some GPUs.
 EXTRA_METRICS = (
@@ -245,9 +245,9 @@ def _alive(process: subprocess.Popen) -> bool:
 
 def _profiled(request: str) -> None:
     """What runs under ncu: one call to warm up, one that is profiled."""
+    from labs_common.device_inputs import device_inputs
     from labs_common.engines import GpuEngine
     from labs_common.inputs import make_inputs
-    from labs_common.roof_bench import device_inputs
     from labs_common.stages import find_stage
 
     asked = json.loads(request)

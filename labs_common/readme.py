@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from labs_common import bugs
+from labs_common import bugs, peer_bench
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
 from labs_common.known_shapes import SHAPES
@@ -20,7 +19,6 @@ from labs_common.stages import ALL_STAGES, STAGES, Stage
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 SANITIZED = README.parent / "data" / "sanitizer"
-PEERS = README.parent / "data" / "peers"
 
 
 def stage_table(
@@ -78,7 +76,7 @@ def sanitizer_table(gpu: str = "h200") -> str:
 
 def peers_table(gpu: str = "h200") -> str:
     """Markdown: 09 beside the best public kernel that reads pages, in % of the read ceiling of their run."""
-    rows = json.loads((PEERS / gpu / "peers.json").read_text(encoding="utf-8"))["rows"]
+    rows = peer_bench.recorded(gpu)["rows"]
     share = "% of read ceiling"
     lines = [f"| | {' | '.join(SHAPES)} |", f"|---|{'---|' * len(SHAPES)}"]
     for dtype, label in (("float16", "fp16"), (FP8, "fp8 cache, exact queries"), ("float32", "fp32")):

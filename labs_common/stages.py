@@ -58,8 +58,8 @@ class Stage:
 
     @property
     def towards_roof(self) -> bool:
-        """Whether it is one of those after stage 05, also under another planner."""
-        return self.id in {stage.id for stage in ROOF}
+        """Whether it is one of those after stage 05."""
+        return self.folder == "roof"
 
     def weights(self, problem: Problem) -> str:
         """The dtype that softmax weights are rounded to, which ``compare`` must allow for."""

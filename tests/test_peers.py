@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from labs_common import cli_bench, peer_bench, peers
 from labs_common.chart_peers import peer_chart
 from labs_common.compare import compare
+from labs_common.device_inputs import device_inputs, device_reference
 from labs_common.peers import CONTIGUOUS, OURS, PAGED, PEERS, Missing, Ready, Setting
 from labs_common.problem import FP8, Problem, storage_dtype
-from labs_common.roof_bench import device_inputs, device_reference
 from labs_common.stages import ROOF
 from labs_common.timing import Timing
 

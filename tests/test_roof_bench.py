@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from labs_common.compare import compare
+from labs_common.device_inputs import device_inputs, device_reference
 from labs_common.engines import SimulatorEngine
 from labs_common.inputs import Inputs
 from labs_common.known_shapes import SHAPES
 from labs_common.problem import DTYPES, Problem, storage_dtype
 from labs_common.reference import reference
-from labs_common.roof_bench import contenders, device_inputs, device_reference
+from labs_common.roof_bench import contenders
 from labs_common.stages import ROOF
 
 

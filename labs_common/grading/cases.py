@@ -176,9 +176,8 @@ def _needle(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     (inputs,) = _random_calls(problem, random, 1)
     query = inputs.query.astype(np.float64).reshape(problem.batch, problem.kv_heads, problem.group_size, -1)
     shared = random.standard_normal((problem.batch, problem.kv_heads, 1, problem.head_dim))
-    query = (shared + 0.2 * query).astype(
-        inputs.query.dtype
-    )  # the heads of a group agree on what they look for
+    # The heads of a group agree on what they look for.
+    query = (shared + 0.2 * query).astype(inputs.query.dtype)
     key, value = (a.copy() for a in to_nhd(problem, inputs.key_cache, inputs.value_cache))
     first_pages = set()
     for row, (_, token) in enumerate(pairs):
@@ -197,9 +196,7 @@ def _needle(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
 def _extreme(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     """Scores of some hundreds to 10^5: negative in one sequence, rising in another, falling in a third."""
     lengths = (*_lengths(random, 5, 15, 1), *_lengths(random, 20, 30, 1), *_lengths(random, 8, 15, 1))
-    problem = typed(
-        Problem(4, 2, 128, 16, lengths)
-    )  # two contexts of a page or more would share their first one
+    problem = typed(Problem(4, 2, 128, 16, lengths))  # two of a page or more would share their first one
     (inputs,) = _random_calls(problem, random, 1)
     query = np.full_like(inputs.query, 40.0)
     key, value = (a.copy() for a in to_nhd(problem, inputs.key_cache, inputs.value_cache))
