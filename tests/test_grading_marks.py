@@ -1,18 +1,20 @@
 """Rubric, answers and structure: what a count or an answer is worth, and what a rubric may say."""
 
 import math
+from collections import Counter
 
 import pytest
 
 from labs_common.grading.answers import mark_answers, mark_predictions, plain, read_number
-from labs_common.grading.cases import grading_cases
+from labs_common.grading.cases import TITLES, grading_cases
 from labs_common.grading.grade import Task, grade_submission
 from labs_common.grading.rubric import AnswerKey, Limit, RubricError, load_rubric, parse_rubric
 from labs_common.grading.speed import speed_problem
 from labs_common.grading.structure import mark_structure, reads_too_little, structure_share
 from labs_common.grading.submissions import Submission
 from labs_common.predictions import score
-from labs_common.stages import find_stage
+from labs_common.problem import FP8
+from labs_common.stages import ALL_STAGES, find_stage
 
 WRONG = {
     "no TOML": ("x = ", "no TOML"),
@@ -246,12 +248,34 @@ def test_predictions_have_points_of_their_own():
     assert record["out_of"] == 95
 
 
-def test_stages_towards_the_roof_are_graded_in_their_own_number_format():
-    for number, dtypes in (("03", {"float32"}), ("06", {"float32", "float16"}), ("08", {"float16"})):
-        stage = find_stage(number)
-        cases = grading_cases(stage, "a seed")
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
+@pytest.mark.parametrize("seed", ["a seed", "another"])
+def test_every_class_that_a_stage_can_take_is_graded(stage, seed):
+    """Whatever the seed draws, and every number format that the stage takes."""
+    cases = grading_cases(stage, seed)
 
-        assert {case.problem.dtype for case in cases} == dtypes
-        assert all(case.weights == stage.weights(case.problem) for case in cases)
-        assert {"plain", "empty", "needle", "far", "long"} <= {case.kind for case in cases}
-        assert speed_problem(stage).dtype == ("float16" if number == "08" else "float32")
+    assert {case.problem.dtype for case in cases} == {*stage.dtypes}
+    assert all(case.weights == stage.weights(case.problem) for case in cases)
+    absent = {*TITLES} - {case.kind for case in cases}
+    of_formats = {"half": "float16", "large_group": "float16", "bfloat16": "bfloat16", "fp8": FP8}
+    assert absent == {
+        *(kind for kind, dtype in of_formats.items() if dtype not in stage.dtypes),
+        *([] if stage.tensor_cores and "float32" in stage.dtypes else ["single"]),
+        *(["layout"] if len(stage.layouts) == 1 else []),
+    }
+
+
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
+def test_of_one_class_there_is_one_problem_and_of_layouts_each(stage):
+    kinds = Counter(case.kind for case in grading_cases(stage, "a seed"))
+
+    assert kinds.pop("layout", 0) == len(stage.layouts) - 1
+    assert set(kinds.values()) == {1}
+
+
+def test_a_problem_is_in_the_number_format_that_its_stage_is_taught_with():
+    for number, dtype in (("03", "float32"), ("06", "float32"), ("07", "float16"), ("08", "float16")):
+        stage = find_stage(number)
+        plain = grading_cases(stage, "a seed")[0].problem
+
+        assert plain.dtype == speed_problem(stage).dtype == dtype
