@@ -4,6 +4,7 @@ import dataclasses
 import types
 
 import pytest
+from grading_in_process import InProcess
 
 from labs_common.engines import GpuEngine, SimulatorEngine
 from labs_common.grading import gpu_execution, speed
@@ -118,35 +119,13 @@ class CpuAsGpu(GpuEngine):
         )
 
 
-class InProcess:
-    """A sandbox without a child: requests are answered here."""
-
-    def open(self):
-        return self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def close(self):
-        pass
-
-    def request(self, message):
-        if "stage" in message:
-            self.runner = GpuRunner(message)
-            return {"ok": True}
-        return self.runner.answer(message)
-
-
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     monkeypatch.setattr(gpu_execution, "GpuEngine", CpuAsGpu)
     monkeypatch.setattr(gpu_execution, "read_ceiling", lambda engine, nbytes, rounds: 4e12)
     monkeypatch.setattr(gpu_execution, "ceiling_bytes", lambda engine: 1 << 20)
     monkeypatch.setattr(gpu_execution, "plain_reading", lambda engine: lambda: None)
-    monkeypatch.setattr(speed, "_gpu_sandbox", lambda limits: InProcess())
+    monkeypatch.setattr(speed, "_gpu_sandbox", lambda limits: InProcess(GpuRunner))
 
 
 def runner_of(stage, text=None):

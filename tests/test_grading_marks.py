@@ -2,19 +2,28 @@
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from labs_common.grading.answers import mark_answers, mark_predictions, plain, read_number
 from labs_common.grading.cases import TITLES, grading_cases
 from labs_common.grading.grade import Task, grade_submission
-from labs_common.grading.rubric import AnswerKey, Limit, RubricError, load_rubric, parse_rubric
+from labs_common.grading.rubric import (
+    OWN,
+    AnswerKey,
+    Limit,
+    RubricError,
+    load_rubric,
+    parse_rubric,
+    rubric_path,
+)
 from labs_common.grading.speed import speed_problem
 from labs_common.grading.structure import mark_structure, reads_too_little, structure_share
 from labs_common.grading.submissions import Submission
 from labs_common.predictions import score
 from labs_common.problem import FP8
-from labs_common.stages import ALL_STAGES, find_stage
+from labs_common.stages import ALL_STAGES, ROOF, STAGES, find_stage
 
 WRONG = {
     "no TOML": ("x = ", "no TOML"),
@@ -61,9 +70,30 @@ def test_a_wrong_rubric_names_the_field(text, message):
 def test_the_default_rubric():
     rubric = load_rubric()
 
-    assert rubric.stages == ("00_baseline", "01_cooperative", "02_vectorized", "03_gqa_reuse", "04_split_kv")
+    assert rubric.stages == tuple(stage.id for stage in STAGES)
     assert rubric.maximum("03_gqa_reuse", gpu=True) == 100
     assert rubric.maximum("03_gqa_reuse", gpu=False) == 85
+
+
+def test_the_rubric_of_the_stages_towards_the_roof():
+    rubric = load_rubric(Path("roof"))
+
+    assert rubric.stages == tuple(stage.id for stage in ROOF)
+    assert rubric.structure["sectors"] == load_rubric().structure["sectors"]
+    assert rubric.structure["multiplies"].none < load_rubric().structure["multiplies"].none
+    assert rubric.speed.none < load_rubric().speed.none
+    assert {rubric.maximum(stage, gpu=True) for stage in rubric.stages} == {100}
+
+
+def test_a_rubric_that_is_neither_a_file_nor_one_of_the_labs(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="the lab's own rubrics are default, roof"):
+        rubric_path(Path("rooof"))
+
+    monkeypatch.chdir(tmp_path)
+    Path("roof").mkdir()
+    assert rubric_path(Path("roof")) == OWN["roof"]
+    Path("roof.toml").write_text("")
+    assert rubric_path(Path("roof.toml")) == Path("roof.toml")
 
 
 def test_a_stage_may_have_points_of_its_own():

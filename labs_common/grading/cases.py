@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Case:
         calls: the inputs of each launch, in order; the module's state lives from one to the next.
         far: whether the second half of the pages lies 2^31 elements away from the first.
         weights: the dtype that softmax weights may be rounded to.
+        options: of the stage's plan, where it is not the one that the problem has by default.
     """
 
     kind: str
@@ -38,7 +39,12 @@ class Case:
     calls: tuple[Inputs, ...]
     far: bool = False
     weights: str = "float32"
+    options: Mapping[str, int] = field(default_factory=dict)
 
+
+# A context is cut into this many parts, or parts this long: so that short ones are merged from several too.
+SPLITS, PARTITION_TOKENS = 3, 32
+UNCUT = ("plain", "long")  # classes that are planned as any other problem of their size
 
 TITLES = {
     "plain": "whole pages, head_dim 64 or 128",
@@ -78,7 +84,21 @@ def grading_cases(stage: Stage, seed: str, device: Device | None = None) -> tupl
         made = maker(kind, generator(seed, stage.id, kind), stage.typed)
         taken = (case for case in made if stage.supports(case.problem, device) is None)
         cases += taken if kind == "layout" else itertools.islice(taken, 1)
-    return tuple(dataclasses.replace(case, weights=stage.weights(case.problem)) for case in cases)
+    return tuple(
+        dataclasses.replace(
+            case, weights=stage.weights(case.problem), options=_options(stage, case, device or Device())
+        )
+        for case in cases
+    )
+
+
+def _options(stage: Stage, case: Case, device: Device) -> dict[str, int]:
+    numbers = stage.plan(case.problem, device).numbers
+    if case.kind in UNCUT:
+        return {}
+    if "splits" in numbers:
+        return {"splits": SPLITS}
+    return {"partition_tokens": PARTITION_TOKENS} if "partitions" in numbers else {}
 
 
 def generator(seed: str, *names: str) -> np.random.Generator:

@@ -23,7 +23,7 @@ from labs_common.compiler import CompileError, compile_resources
 from labs_common.engines import Call, LaunchError, SimulatorEngine
 from labs_common.grading import channel
 from labs_common.inputs import Inputs
-from labs_common.plans import Device
+from labs_common.plans import Device, Plan
 from labs_common.probes import probes_of
 from labs_common.problem import Problem
 from labs_common.simt.cupy_like import SPACE, RawModule
@@ -124,7 +124,8 @@ class Runner:
         try:
             for number, sent in enumerate(request["calls"]):
                 backwards, far = number % 2 == 1, request.get("far", False)
-                calls.append(self._call(problem, sent, backwards, far, request.get("resources", False)))
+                plan = plan_of(self.stage, problem, self.engine.device, request)
+                calls.append(self._call(problem, plan, sent, backwards, far, request.get("resources", False)))
             result: dict[str, Any] = {
                 "calls": calls,
                 "state": self.engine.changed_variables(),
@@ -149,12 +150,17 @@ class Runner:
             return {"error": describe(error)}
 
     def _call(
-        self, problem: Problem, sent: Mapping[str, Any], backwards: bool, far: bool, counted: bool
+        self,
+        problem: Problem,
+        plan: Plan,
+        sent: Mapping[str, Any],
+        backwards: bool,
+        far: bool,
+        counted: bool,
     ) -> dict[str, Any]:
         inputs = inputs_from(sent)
         for array in inputs.arrays().values():
             array.flags.writeable = False  # else a kernel could use them as scratch and put all back
-        plan = check_plan(self.stage, problem, self.engine.device)
         self.engine.module(self.source, plan.defines)
         arrays = self._far_arrays(problem, inputs) if far else self.engine.upload(inputs)
         call = self.engine.prepare(self.stage, problem, inputs, self.source, plan, arrays)
@@ -245,6 +251,13 @@ class Runner:
             "registers": max(r.registers for r in used),
             "shared_bytes": max(r.shared_bytes for r in used),
         }
+
+
+def plan_of(stage: Stage, problem: Problem, device: Device, request: Mapping[str, Any]) -> Plan:
+    """A stage's launches for a request's problem, with its options."""
+    if options := request.get("options"):
+        return stage.plan(problem, device, **options)
+    return check_plan(stage, problem, device)
 
 
 def _ends(module: RawModule, run: Callable[..., None], block: int, budget: int) -> bool:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labs_common.check import check_plan
 from labs_common.engines import Call, GpuEngine, plain
-from labs_common.grading.execution import describe, hash_inputs, inputs_from, problem_from
+from labs_common.grading.execution import describe, hash_inputs, inputs_from, plan_of, problem_from
 from labs_common.inputs import Inputs
 from labs_common.plans import Plan
 from labs_common.problem import Problem
@@ -43,7 +42,8 @@ class GpuRunner:
             if "rounds" in request:
                 sets = [inputs_from(sent) for sent in request["calls"]]
                 return self._time(problem, sets, request["rounds"], request["signs"])
-            return {"calls": [self._call(problem, inputs_from(sent)) for sent in request["calls"]]}
+            plan = plan_of(self.stage, problem, self.engine.device, request)
+            return {"calls": [self._call(problem, plan, inputs_from(sent)) for sent in request["calls"]]}
         except errors as error:  # the context is lost: the grader starts another child
             return {"error": {"kind": "fault", "message": str(error)[:1000]}}
         except Exception as error:
@@ -59,9 +59,8 @@ class GpuRunner:
         self._keep.append(call)
         return call
 
-    def _call(self, problem: Problem, inputs: Inputs) -> dict[str, Any]:
+    def _call(self, problem: Problem, plan: Plan, inputs: Inputs) -> dict[str, Any]:
         arrays = self.engine.upload(inputs)
-        plan = check_plan(self.stage, problem, self.engine.device)
         call = self._prepare(problem, inputs, self.source, plan, arrays)
         call()
         self.xp.cuda.runtime.deviceSynchronize()

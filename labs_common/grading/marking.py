@@ -132,7 +132,13 @@ def opening(stage: Stage, name: str, text: str, device: Device, engine: str = "s
 def case_request(case: Case, resources: bool = False) -> dict[str, Any]:
     """A request to run one hidden problem."""
     calls = [inputs_to(inputs) for inputs in case.calls]
-    return {"problem": problem_to(case.problem), "calls": calls, "far": case.far, "resources": resources}
+    return {
+        "problem": problem_to(case.problem),
+        "options": dict(case.options),
+        "calls": calls,
+        "far": case.far,
+        "resources": resources,
+    }
 
 
 @functools.lru_cache(maxsize=16)
