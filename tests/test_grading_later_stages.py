@@ -6,14 +6,16 @@ import pytest
 from faulty.plants import HONEST, PLANTS, planted
 from grading_in_process import InProcess
 
-from labs_common.grading import marking
+from labs_common.grading import execution, marking
 from labs_common.grading.cases import Case, structure_problem
-from labs_common.grading.execution import Runner
+from labs_common.grading.execution import Runner, core_for
 from labs_common.grading.grade import Task, grade_submission
+from labs_common.grading.isolation import Limits
 from labs_common.grading.marking import mark_kernel
 from labs_common.grading.rubric import OWN, load_rubric
 from labs_common.grading.submissions import Kernel, Submission
 from labs_common.inputs import make_inputs
+from labs_common.problem import Problem
 from labs_common.stages import ALL_STAGES, find_stage
 
 LATER = [stage for stage in ALL_STAGES if stage.id >= "05"]
@@ -24,19 +26,19 @@ def rubric_of(stage):
     return next(rubric for rubric in map(load_rubric, OWN.values()) if stage.id in rubric.stages)
 
 
-def interpreted(opening):
-    """A runner that compiles no machine code, which takes longer here than to interpret."""
-    runner = Runner(opening)
-    runner.engine.core = "numpy"
-    return runner
+SANDBOX = InProcess(Runner)
 
 
-SANDBOX = InProcess(interpreted)
+def counted_case(stage, seed, device):
+    """The structure problem with as few tokens as two partitions have."""
+    case = structure_problem(stage, seed, device)
+    problem = case.problem.replace(context_lengths=(530, 17))
+    return dataclasses.replace(case, problem=problem, calls=(make_inputs(problem),))
 
 
 def few_cases(stage, seed, device):
-    """In one shape, that of the structure problem, so that a kernel is compiled once."""
-    shape = structure_problem(stage, seed, device).problem
+    """In the shape of that problem, so that a kernel is compiled once."""
+    shape = counted_case(stage, seed, device).problem
     lengths = {"plain": (64, 32), "partial_page": (33, 0, 75)}
     problems = {kind: shape.replace(context_lengths=numbers) for kind, numbers in lengths.items()}
     return tuple(
@@ -49,7 +51,9 @@ def few_cases(stage, seed, device):
 def marked(monkeypatch):
     """Marks for a text in a stage's place, on few problems and without a diagnosis."""
     monkeypatch.setattr(marking, "grading_cases", few_cases)
+    monkeypatch.setattr(marking, "structure_problem", counted_case)
     monkeypatch.setattr(marking, "_diagnose", lambda *_: None)
+    monkeypatch.setattr(execution, "core_for", lambda *_: "numpy")  # building takes longer than all the rest
 
     def mark(stage, text):
         return mark_kernel(Kernel(stage.id, text, ""), stage, rubric_of(stage), SEED, SANDBOX)
@@ -130,6 +134,21 @@ def test_tensor_cores_that_are_left_idle_are_seen(marked):
     assert any("multiplications" in reason for reason in grade.reasons)
 
 
+@pytest.mark.parametrize(
+    ("number", "tokens", "again", "core"),
+    [
+        ("08", 90, False, "numpy"),
+        ("08", 90, True, "llvm"),
+        ("08", 900, False, "llvm"),
+        ("02", 90, False, "llvm"),
+    ],
+)
+def test_what_is_built_only_once_and_small_is_interpreted(number, tokens, again, core):
+    problem = find_stage(number).typed(Problem(8, 2, 128, 16, (tokens,)))
+
+    assert core_for(problem, find_stage(number).plan(problem), again) == core
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("stage", LATER, ids=lambda s: s.id)
 def test_on_a_gpu_a_stages_own_kernel_has_full_marks(stage):
@@ -137,7 +156,7 @@ def test_on_a_gpu_a_stages_own_kernel_has_full_marks(stage):
     submission = Submission("anna", {stage.id: Kernel(stage.id, stage.source().text, stage.path.name)})
     rubric = dataclasses.replace(rubric_of(stage), stages=(stage.id,))
 
-    record = grade_submission(Task(submission, rubric, SEED, gpu=True))
+    record = grade_submission(Task(submission, rubric, SEED, True, Limits(file_bytes=64 << 20)))
 
     grade = record["stages"][stage.id]
     assert grade["flags"] == {}

@@ -33,13 +33,14 @@ from labs_common.stages import Stage, find_stage
 
 FAR_BYTES = 4 * 2**31  # of a cache of float32 whose elements 32 bits cannot count
 BUDGET = 20_000_000  # instructions of one thread: some hundred times what a hidden problem needs
+INTERPRETED = 300_000  # query elements times tokens up to which a kernel that is run once is interpreted
 MAX_MESSAGE = 4000
 _MACHINE = re.compile(r"%(?:clock|globaltimer|smid|nsmid|gridid|envreg|pm\d)\w*")
 MAX_FINDINGS = 10
 
 
 class GradingEngine(SimulatorEngine):
-    """The simulator with one module per set of macros, so that state which a kernel keeps is kept."""
+    """The simulator with one module per core and set of macros: state that a kernel keeps is kept."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device, force=True, front_end="nvrtc")  # counts of two compilers are no match
@@ -48,7 +49,7 @@ class GradingEngine(SimulatorEngine):
 
     def module(self, source: Source, defines: Mapping[str, object] | None = None) -> RawModule:
         """As ``SimulatorEngine.module``; the same macros give the same module again."""
-        key = (source, tuple(sorted((defines or {}).items())))
+        key = (source, self.core, tuple(sorted((defines or {}).items())))
         if key not in self._modules:
             module = super().module(source, defines)
             module.budget = BUDGET
@@ -125,6 +126,8 @@ class Runner:
             for number, sent in enumerate(request["calls"]):
                 backwards, far = number % 2 == 1, request.get("far", False)
                 plan = plan_of(self.stage, problem, self.engine.device, request)
+                again = len(request["calls"]) > 1 or request.get("resources", False)
+                self.engine.core = core_for(problem, plan, again)
                 calls.append(self._call(problem, plan, sent, backwards, far, request.get("resources", False)))
             result: dict[str, Any] = {
                 "calls": calls,
@@ -142,6 +145,7 @@ class Runner:
         probe = probes_of(self.stage, self.engine.device)[name]
         try:
             plan = probe.plan(self.stage, self.engine.device)
+            self.engine.core = core_for(probe.problem, plan, again=False)
             call = self.engine.prepare(self.stage, probe.problem, probe.inputs(), self.source, plan)
             self._keep.append(call)
             self._launch(call, backwards=False)
@@ -258,6 +262,18 @@ def plan_of(stage: Stage, problem: Problem, device: Device, request: Mapping[str
     if options := request.get("options"):
         return stage.plan(problem, device, **options)
     return check_plan(stage, problem, device)
+
+
+def core_for(problem: Problem, plan: Plan, again: bool) -> str:
+    """The simulator's core for a problem: machine code, unless it takes longer to build than to do without.
+
+    Args:
+        problem, plan: where a plan fixes the shapes by macros, every shape is a kernel to be built.
+        again: whether blocks are run again. Then it is machine code, which runs block after block, so that a
+            kernel which depends on their order is told.
+    """
+    work = problem.query_heads * problem.head_dim * sum(problem.context_lengths)
+    return "numpy" if "HEAD_DIM" in plan.defines and work <= INTERPRETED and not again else "llvm"
 
 
 def _ends(module: RawModule, run: Callable[..., None], block: int, budget: int) -> bool:
