@@ -49,10 +49,11 @@ def few_cases(stage, seed, device):
 
 @pytest.fixture
 def marked(monkeypatch):
-    """Marks for a text in a stage's place, on few problems and without a diagnosis."""
+    """Marks for a text in a stage's place, on few problems, undiagnosed and without the busiest warp."""
     monkeypatch.setattr(marking, "grading_cases", few_cases)
     monkeypatch.setattr(marking, "structure_problem", counted_case)
     monkeypatch.setattr(marking, "_diagnose", lambda *_: None)
+    monkeypatch.setattr(Runner, "_busiest_warps", lambda *_: 1)
     monkeypatch.setattr(execution, "core_for", lambda *_: "numpy")  # building takes longer than all the rest
 
     def mark(stage, text):
