@@ -113,7 +113,7 @@ def test_a_deadlock_at_a_barrier_costs_its_child_and_nothing_else():
 def harmed_and_after(stage, text, reason):
     """A kernel's first failure on the GPU, and then the stage's own kernel in another child."""
     secret = hidden(stage.id, SEED, Device(), grading_sandbox(LIMITS))
-    marker = SpeedMarker(load_rubric(), SEED, Limits(step_s=15))
+    marker = SpeedMarker(load_rubric(), SEED, Limits(step_s=25))
 
     (found,) = marker.cases(Kernel(stage.id, text, ""), stage, secret, Device())
 
