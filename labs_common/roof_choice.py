@@ -3,8 +3,8 @@
 A way's cost is an estimate, in microseconds, of what its fullest multiprocessor takes: the time to read its
 part of the keys and values or to issue its instructions, whichever is longer, then what blocks, segments and
 cuts add. The constants were fitted to timings on an H200 (``data/roof``; ``roof_regret`` says how far the
-choice is from the best, also on shapes that the fit has not seen). A GPU with slower memory has about the same
-waiting times and more microseconds of reading.
+choice is from the best, also on shapes that the fit has not seen). A GPU with slower memory has about the
+same waiting times and more microseconds of reading.
 """
 
 from __future__ import annotations
