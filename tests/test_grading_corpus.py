@@ -86,7 +86,7 @@ HARMFUL = {
     "sleeps": "does not end|never written",
     "printf_flood": "does not end|never written",
     "traps": "stopped at a fault",
-    "follows_wild_pointers": "stopped at a fault|wrong|NaN",
+    "follows_wild_pointers": "stopped at a fault|wrong|NaN|zero everywhere",
     "calls_an_address": "stopped at a fault|does not|crashed|NaN",
     "deep_recursion": "stopped at a fault|never written",
     "giant_shared_memory": "does not compile|stopped at a fault|cannot be launched",
