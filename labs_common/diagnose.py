@@ -100,6 +100,7 @@ _SIZES = {
 }
 _ONLY_THERE = {
     "extreme": "scores are as far from 0 as 160 and -160",
+    "long": "a warp has several tiles of a partition or segment, and a block goes on to another segment",
     "poisoned": "what does not belong to the problem is NaN, such as slots past the end: it is read",
 }
 _IN_MERGE = {"sum_not_divided", "empty_context"}
