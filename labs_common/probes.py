@@ -139,7 +139,8 @@ PROBES: tuple[Probe, ...] = (
         splits=2,
         tile_tokens=6,
     ),
-    Probe("extreme", Problem(4, 2, 80, 8, (19, 30, 3, 32), name="probe, extreme scores"), _extreme, splits=2),
+    # Of the low scores one context fills whole tiles of a ring; a block's tile, of 32 tokens, is never full.
+    Probe("extreme", Problem(4, 2, 80, 8, (19, 30, 3, 16), name="probe, extreme scores"), _extreme, splits=2),
     WEIGHTS,
     Probe(
         "poisoned",
