@@ -190,6 +190,23 @@ def test_the_edition_runs_by_itself(student):
     own.unlink()
 
 
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_a_kernel_without_body_gives_way_to_ones_own(student, command):
+    own = student / "kernels" / "mine" / "03_gqa_reuse.cu"
+
+    empty = palab(student, command, "3", "--problem", "tiny")
+    own.parent.mkdir(exist_ok=True)
+    own.write_text(STAGES[3].source().text)
+    mine = palab(student, command, "3", "--problem", "tiny")
+    own.unlink()
+
+    told = " ".join((empty.stdout + empty.stderr).replace("│", " ").split())
+    assert empty.returncode == 2
+    assert "kernels/03_gqa_reuse.cu has no body yet" in told
+    assert mine.returncode == 0, mine.stdout + mine.stderr
+    assert "kernels/mine/03_gqa_reuse.cu: yours" in " ".join(mine.stdout.split())
+
+
 def test_an_edition_of_some_stages_keeps_earlier_kernels_and_cuts_later_ones(tmp_path, simulator):
     release(tmp_path / "edition", [3], simulator)
 
