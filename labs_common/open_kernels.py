@@ -83,7 +83,7 @@ def stand_in(stage: Stage, source: Source) -> str | None:
         source: what runs in its place, of ``kernel_of``.
     """
     if is_open(source):
-        return f"{source.shown or source.name} has no body yet: palab start {stage.id[:2]} writes one to fill in"
+        return f"{source.shown or source.name} has no body yet: palab start {stage.id[:2]} writes one to fill"
     if is_open(stage.source()):
         return f"{source.shown or source.name}: yours, as this edition's has no body"
     return None
