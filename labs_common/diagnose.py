@@ -96,10 +96,10 @@ _REMEDIES = {
     "racecheck": "Two warps use the same word of shared memory with no barrier between them, and one writes. "
     "A __syncthreads() is missing: after writing what others read, or before writing over it again",
     "initcheck": "Memory is read that nobody has written",
-    "shared": "Shared memory is read where nobody has stored or copied anything: it is another tile's or another "
-    "warp's place, or who copies walks over tiles and warps in another way than who reads",
-    "wait": "Either nothing waits for that copy before its place is used, or the copy was started too early, into "
-    "a place still in use: in a ring, released before its tile was used",
+    "shared": "Shared memory is read where nobody has stored or copied anything: it is another tile's or "
+    "another warp's place, or who copies walks over tiles and warps in another way than who reads",
+    "wait": "Either nothing waits for that copy before its place is used, or the copy was started too early, "
+    "into a place still in use: in a ring, released before its tile was used",
     "memcheck": "The kernel leaves its arrays",
     "synccheck": "Threads that must come together do not: some of them skip a barrier or a warp exchange",
 }

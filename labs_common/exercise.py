@@ -224,7 +224,7 @@ def progress(report: Report) -> list[StepState]:
     states = []
     for number, step in enumerate(steps, 1):
         if report.ok:
-            done, why = True, "right"
+            done, why = True, "right, with the warning above" if report.warned and step.barriers else "right"
         elif races and step.barriers:
             done, why = False, "a barrier is missing, or stands in the wrong place"
         elif races:

@@ -30,6 +30,11 @@ from labs_common.simt.errors import SimulationError
 from labs_common.source import Source
 from labs_common.stages import Stage
 
+_HABIT = (
+    "it works on today's GPUs because the lanes of a warp happen to run together; CUDA promises that only "
+    "after __syncwarp()"
+)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -308,6 +313,8 @@ def print_report(report: Report, console: Console) -> None:
         verdict = result.verdict
         if result.ok:
             mark, words = "[green]right[/]", verdict.diagnosis
+            if result.findings:  # an error would not be ok
+                mark, words = "[yellow]right, with a warning[/]", f"{words}:"
         elif verdict is not None and verdict.ok:
             mark = "[red]unsafe[/]"
             found = len(result.findings)
@@ -326,8 +333,10 @@ def print_report(report: Report, console: Console) -> None:
             sentence = sentence.replace(str(finding), f"{finding.tool} at {finding.place}, as told above")
         console.print(f"[bold]diagnosis:[/] {escape(sentence)}", soft_wrap=True)
     if report.ok:
+        warning = f"[yellow], with a warning[/]: {_HABIT}" if report.warned else ""
         console.print(
-            f"[green]{report.source_name} is right as {report.stage}[/] ({report.engine})", soft_wrap=True
+            f"[green]{report.source_name} is right as {report.stage}[/] ({report.engine}){warning}",
+            soft_wrap=True,
         )
 
 
