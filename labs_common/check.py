@@ -45,6 +45,14 @@ ROOF_PROBLEMS: tuple[Problem, ...] = (
     Problem(8, 2, 128, 32, (1, 600), FP8, name="fp8 cache", key_scale=0.5, value_scale=1.5),
 )
 FEW_BLOCKS = 3
+# In which problems may differ, in words.
+_SET_APART = {
+    "dtype": "the cache's numbers are",
+    "layout": "the layout is",
+    "head_dim": "head_dim is",
+    "page_size": "a page's tokens are",
+    "group_size": "the query heads to a key/value head are",
+}
 
 
 def check_problems(stage: Stage) -> tuple[Problem, ...]:
@@ -174,8 +182,28 @@ def check(
     diagnosis = None
     if diagnose and not all(result.ok for result in results):
         findings = [finding for result in results for finding in result.findings]
-        diagnosis = diagnose_kernel(source, stage, engine, findings)
+        diagnosis = diagnose_kernel(source, stage, engine, findings) or set_apart(results)
     return Report(stage.id, source.name, engine.name, tuple(results), diagnosis=diagnosis)
+
+
+def set_apart(results: Sequence[Result]) -> Diagnosis | None:
+    """How many problems are right, and what only the wrong ones have; None where none or all are wrong."""
+    wrong = [result.problem for result in results if not result.ok]
+    right = [result.problem for result in results if result.ok]
+    if not wrong or not right:
+        return None
+    only = []
+    for field, words in _SET_APART.items():
+        (value, *others) = {getattr(problem, field) for problem in wrong}
+        if not others and value not in {getattr(problem, field) for problem in right}:
+            only.append(f"{words} {value}")
+    if {problem.name.startswith(NEGATIVE.name) for problem in wrong} == {True}:
+        only.append("all scores are far below 0")
+    names = ", ".join(f"“{problem.name}”" for problem in wrong)
+    sentence = (
+        f"{len(right)} of {len(results)} problems are right; {names} {'is' if len(wrong) == 1 else 'are'} not"
+    )
+    return Diagnosis(None, None, sentence + (f": only there {', '.join(only)}." if only else "."))
 
 
 def _run(source: Source, stage: Stage, engine: Engine, problem: Problem, seed: int) -> Result:

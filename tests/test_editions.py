@@ -248,6 +248,14 @@ def test_an_edition_of_a_stage_towards_the_roof(tmp_path, monkeypatch, number):
     secret = {run: where for run, where in solution_runs([stage]).items() if run not in whole}
     assert len(secret) > (3 if number == "9" else 15)
     assert leaks(folder, secret) == []
+    links = {
+        link
+        for path in (folder / "notebooks").glob("*.ipynb")
+        for link in re.findall(r"\]\((\w+)\.ipynb", path.read_text())
+    }
+    assert links and all((folder / "notebooks" / f"{link}.ipynb").exists() for link in links)
+    guide = (folder / "EDITION.md").read_text()
+    assert f"`palab start {number}`" in guide and f"kernels/mine/{stage.id}.cu" in guide
     told = palab(folder, "start", number)
     assert told.returncode == 0, told.stderr
     assert "no stage called" in palab(folder, "hint", "10", "1").stderr

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from labs_common import exercise, lessons
-from labs_common.check import CHECK_PROBLEMS, NEGATIVE, check_problems
+from labs_common.check import CHECK_PROBLEMS, NEGATIVE, check_problems, set_apart
 from labs_common.check import check as check_source
 from labs_common.course import exercise_of
 from labs_common.diagnose import Diagnosis
@@ -268,6 +268,28 @@ def test_problems_that_the_stage_refuses_take_a_plan_of_ones_own(tmp_path, simul
 def states(simulator, **changes):
     report = check_source(find_stage(4).source(), find_stage(4), simulator, CHECK_PROBLEMS[:1])
     return [state.done for state in progress(dataclasses.replace(report, **changes))]
+
+
+def test_a_plan_that_cannot_be_called_is_refused(tmp_path, simulator):
+    (tmp_path / "02_vectorized.cu").write_text(find_stage(2).source().text)
+
+    with pytest.raises(ValueError, match=r"<lambda>\(problem, device\): .* with \(entry, problem, device\)"):
+        check(2, simulator, tmp_path, planner=lambda problem, device: None)
+
+
+def test_what_only_the_wrong_problems_have_is_told(simulator):
+    """Values of an 8-bit cache with even and odd dimensions mixed up: all 16-bit problems are right."""
+    stage = find_stage("07")
+    mixed = lessons.change(stage.source(), "0x3120", "0x3210")
+
+    report = check_source(mixed, stage, simulator, diagnose=False)
+
+    assert [one.problem.name for one in report.results if not one.ok] == ["fp8 cache"]
+    told = set_apart(report.results).sentence
+    assert "“fp8 cache” is not: only there the cache's numbers are float8_e4m3fn" in told
+    right = len(report.results) - 1
+    whys = {state.why for state in progress(report)}
+    assert whys == {f"cannot be told yet; {right} of {right + 1} problems are right"}
 
 
 def test_a_known_fault_leaves_the_other_steps_done(simulator):
