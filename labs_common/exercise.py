@@ -25,8 +25,8 @@ from labs_common.stages import Stage, find_stage
 OWN_KERNELS = KERNELS / "mine"
 _WIDTH = 100
 _OWN_PLAN = (
-    "A plan of your own is a function as in labs_common/plans.py; check(…, planner=…, problems=[…]) of "
-    "labs_common.exercise takes it, in a notebook or in Python."
+    "A plan of your own is a function of (entry, problem, device) as in labs_common/plans.py; check(…, "
+    "planner=…, problems=[…]) of labs_common.exercise takes it, in a notebook or in Python."
 )
 _RETURNS_VALUE = re.compile(r"\breturn\b\s*[^;\s]")
 

@@ -1,9 +1,11 @@
 """Rubric, answers and structure: what a count or an answer is worth, and what a rubric may say."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from labs_common.compare import compare
 from labs_common.grading.answers import mark_answers, mark_predictions, plain, read_number
 from labs_common.grading.cases import grading_cases
 from labs_common.grading.grade import Task, grade_submission
@@ -12,6 +14,7 @@ from labs_common.grading.speed import speed_problem
 from labs_common.grading.structure import mark_structure, reads_too_little, structure_share
 from labs_common.grading.submissions import Submission
 from labs_common.predictions import score
+from labs_common.reference import reference
 from labs_common.stages import find_stage
 
 WRONG = {
@@ -255,3 +258,18 @@ def test_stages_towards_the_roof_are_graded_in_their_own_number_format():
         assert all(case.weights == stage.weights(case.problem) for case in cases)
         assert {"plain", "empty", "needle", "far", "long"} <= {case.kind for case in cases}
         assert speed_problem(stage).dtype == ("float16" if number == "08" else "float32")
+
+
+@pytest.mark.parametrize("seed", [f"seed {n}" for n in range(12)])
+def test_a_hidden_case_needs_the_scores_of_absent_tokens_to_be_no_scores(simulator, seed):
+    """With very negative scores only; a tile has to end behind the last token for that, whatever is drawn."""
+    stage = find_stage("06")
+    (case,) = (case for case in grading_cases(stage, seed) if case.kind == "extreme")
+    source = stage.source()
+    unmasked = replace(source, text=source.text.replace("if (!valid) score[s] = -INFINITY;", ""))
+    assert unmasked != source
+
+    (inputs, *_), right = case.calls, reference(case.problem, case.calls[0])
+    outputs = [simulator.run(stage, case.problem, inputs, one).output for one in (source, unmasked)]
+
+    assert [compare(output, right).ok for output in outputs] == [True, False]
