@@ -367,7 +367,8 @@ def _own_line(finding: Finding, source: Source) -> int | None:
     A header's or a helper's line is not the author's; the line that called it is.
     """
     sites = ((finding.file, finding.line), *finding.callers)
-    own = [line for file, line in sites if line and Path(file).name == source.name]
+    last = source.text.count("\n") + 1  # a file may number its lines by a #line of its own
+    own = [line for file, line in sites if 0 < line <= last and Path(file).name == source.name]
     try:
         spans = regions(source)
     except CutError:

@@ -82,9 +82,12 @@ def stand_in(stage: Stage, source: Source) -> str | None:
         stage: whose kernel was asked for.
         source: what runs in its place, of ``kernel_of``.
     """
+    lab = stage.source()
     if is_open(source):
-        return f"{source.shown or source.name} has no body yet: palab start {stage.id[:2]} writes one to fill"
-    if is_open(stage.source()):
+        started = source.shown != lab.shown
+        todo = "fill in its TODOs" if started else f"palab start {stage.id[:2]} writes one to fill in"
+        return f"{source.shown or source.name} has no body yet: {todo}"
+    if is_open(lab):
         return f"{source.shown or source.name}: yours, as this edition's has no body"
     return None
 

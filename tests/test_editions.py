@@ -196,13 +196,17 @@ def test_a_kernel_without_body_gives_way_to_ones_own(student, command):
 
     empty = palab(student, command, "3", "--problem", "tiny")
     own.parent.mkdir(exist_ok=True)
+    own.write_text((student / "kernels" / "03_gqa_reuse.cu").read_text())
+    begun = palab(student, command, "3", "--problem", "tiny")
     own.write_text(STAGES[3].source().text)
     mine = palab(student, command, "3", "--problem", "tiny")
     own.unlink()
 
     told = " ".join((empty.stdout + empty.stderr).replace("│", " ").split())
     assert empty.returncode == 2
-    assert "kernels/03_gqa_reuse.cu has no body yet" in told
+    assert "kernels/03_gqa_reuse.cu has no body yet: palab start 03" in told
+    told = " ".join((begun.stdout + begun.stderr).replace("│", " ").split())
+    assert begun.returncode == 2 and "kernels/mine/03_gqa_reuse.cu has no body yet: fill in" in told
     assert mine.returncode == 0, mine.stdout + mine.stderr
     assert "kernels/mine/03_gqa_reuse.cu: yours" in " ".join(mine.stdout.split())
 
