@@ -17,7 +17,9 @@ console = open_console()
 def grade(
     submissions: Annotated[Path, typer.Argument(help="folder of submissions, or one file")],
     out: Annotated[Path, typer.Option(help="folder for marks, feedback and the class report")],
-    assignment: Annotated[Path | None, typer.Option(help="rubric (TOML); the lab's own by default")] = None,
+    assignment: Annotated[
+        Path | None, typer.Option(help="rubric (TOML), or one of the lab's own: default, roof")
+    ] = None,
     stage: Annotated[
         list[str] | None, typer.Option(help="grade only these, in place of the rubric's")
     ] = None,

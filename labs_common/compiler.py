@@ -94,7 +94,8 @@ def _compile(
     options += [f"-I{folder}" for folder in include_folders()]
     options += [f"-D{name}={value}" for name, value in defines]
     if kind == "cubin":
-        options.append("--ptxas-options=-v")
+        # From the driver's cache of compiled code ptxas would say nothing.
+        options += ["--ptxas-options=-v", "--no-cache"]
     result, program = nvrtc.nvrtcCreateProgram(text.encode(), path.encode(), 0, [], [])
     _check(nvrtc, result)
     try:

@@ -66,6 +66,20 @@ _LOOK_FAULT = {
     "first_tile_repeated": r"cache_offset\s*\(",
     "tiles_not_rescaled": r"weighted\[\w+\]\[\w+\]\s*[+*]?=",
     **dict.fromkeys(
+        ("tile_sums_not_rescaled", "tiles_rescale_nothing"), r"\bsum(\[\w+\])?\s*[+*]?=|combine\s*\("
+    ),
+    "weights_by_tile_maximum": r"exp2?f?\s*\(\s*(score|weight)\b",
+    "tail_in_maximum": r"-INFINITY|fmaxf\s*\(",
+    "weights_not_turned": r"\bpack\s*\(",
+    "values_not_turned": r"load_matrices\s*<\s*\w+\s*>\s*\(\s*value",
+    "keys_turned": r"load_matrices\s*<\s*\w+\s*>\s*\(\s*key",
+    **dict.fromkeys(("keys_in_order", "tiles_in_order"), r"load_\w+\s*<\s*\w+\s*>\s*\(\s*key"),
+    "values_in_order": r"load_\w+\s*<\s*\w+\s*>\s*\(\s*value",
+    **dict.fromkeys(
+        ("tail_not_masked", "tail_mask_off_by_one", "last_token_of_parts_skipped"),
+        r"\bvalid\s*=|\battend\s*\(",
+    ),
+    **dict.fromkeys(
         ("combine_adds_sums", "combine_scales_nothing", "combine_scales_sums_only"),
         r"scale_a|fmaxf\s*\(|\.sum\b",
     ),
@@ -87,6 +101,7 @@ _SIZES = {
 }
 _ONLY_THERE = {
     "extreme": "scores are as far from 0 as 160 and -160",
+    "long": "a warp has several tiles of a partition or segment, and a block goes on to another segment",
     "poisoned": "what does not belong to the problem is NaN, such as slots past the end: it is read",
 }
 _IN_MERGE = {"sum_not_divided", "empty_context"}
@@ -274,6 +289,9 @@ def _first_page(case: Case, fault: Fault, batch: int) -> int | None:
         )
 
     right, faulty = read(RIGHT), read(fault.rules)
+    length = RIGHT.length(case, batch)
+    if fault.rules.tail_rows and length:
+        return (length - 1) // case.problem.page_size
     differ = [token for token in right.keys() | faulty.keys() if right.get(token) != faulty.get(token)]
     return min(differ) // case.problem.page_size if differ else None
 

@@ -226,6 +226,8 @@ def student_readme(text: str, held: Sequence[Stage] = STAGES) -> str:
         ]
     )
     text = f"{text[:begin]}{stages}\n\n{text[end:]}"
+    begin = text.index("## Grading a class")
+    text = text[:begin] + text[text.index("\n## ", begin) + 1 :]
     lines = [line for line in text.split("\n") if not line.startswith(_TEACHERS_COMMANDS)]
     return re.sub(r"\[(docs/[^]]+)\]\(\1\)", r"`\1` of the whole lab", "\n".join(lines))
 

@@ -142,6 +142,11 @@ class Engine:
         filled = self.xp.full(shape, POISON[dtype.itemsize], dtype=f"u{dtype.itemsize}")
         return filled if dtype.kind == "V" else filled.view(dtype)
 
+    def poison(self, array: Any) -> None:
+        """Fill an array that ``poisoned`` made with ``POISON`` again."""
+        size = array.dtype.itemsize
+        array.view(f"u{size}").fill(POISON[size])
+
     def prepare(
         self,
         stage: Stage,

@@ -26,7 +26,9 @@ OWN_KERNELS = KERNELS / "mine"
 _WIDTH = 100
 _OWN_PLAN = (
     "A plan of your own is a function of (entry, problem, device) as in labs_common/plans.py; check(…, "
-    "planner=…, problems=[…]) of labs_common.exercise takes it, in a notebook or in Python."
+    "planner=…, problems=[…]) of labs_common.exercise takes it, in a notebook or in Python; so do "
+    "count_mine(…, planner=…) and occupancy_mine of labs_common.lessons, which tells registers, shared "
+    "memory and blocks on an SM."
 )
 _RETURNS_VALUE = re.compile(r"\breturn\b\s*[^;\s]")
 

@@ -7,6 +7,7 @@ kernel cuts its work (`Work`), which follows from its plan.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,7 @@ FLOAT_TINY = float(np.finfo(np.float32).tiny)  # below it -ftz=true gives 0
 EXACT, NOTHING_SUMMED, ANYTHING = 0, 1, 2
 SLACK = 5e-4  # of a row's largest element: what a float32 kernel may differ from a model
 SLACK_16_BITS = 2e-3  # and one that rounds weights and output to 16 bits
+FLOOR = 1e-6  # what is smaller may be 0: half has few digits left there, and exp in float32 none far below
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,12 @@ class Work:
         lane_0_hands_on: whether only lane 0's maximum and sum reach the merge.
         online: whether tokens enter the softmax one by one, in order.
         merges_cuts_only: whether a context of a single part is never merged.
-        warp_tiles: tokens of a tile and the warps that share them, where a warp's softmax takes tiles.
+        warp_tiles: where a warp's softmax takes tiles, the tokens that the warps share in one round, and the
+            warps: each takes as many neighbouring tokens as the others.
+        tile_rows: tokens of a tile that keys and values are read from, None without such tiles.
+        rings: whether each warp fills its own tiles, by turns and with zeros past the end; else a tile is the
+            block's, and its rows past the end repeat the last token.
+        tensor_cores: whether they multiply.
     """
 
     cut: Callable[[int], list[np.ndarray]]
@@ -56,6 +63,9 @@ class Work:
     online: bool
     merges_cuts_only: bool = False
     warp_tiles: tuple[int, int] | None = None
+    tile_rows: int | None = None
+    rings: bool = False
+    tensor_cores: bool = False
 
     @property
     def warps(self) -> int:
@@ -68,12 +78,14 @@ def work_of(problem: Problem, plan: Plan) -> Work:
 
     A block of ``head_dim`` threads has one dimension a thread (00, 01); with ``CHUNKS_PER_LANE`` a lane has
     chunks of four dimensions, 32 chunks apart (02 to 04); ``splits`` are runs of whole pages (04),
-    ``partitions`` runs of tokens (05 to 07). Where the host plans segments (08, 09), each block gets one tile
-    of a problem as small as a probe.
+    ``partitions`` runs of tokens (05 to 07), ``segments`` what the host gives to each block (08, 09).
+
+    Raises:
+        ValueError: segments are cut at tokens that another sequence or head group is not cut at.
     """
     dims = np.arange(problem.head_dim)
     in_tiles = "partitions" in plan.numbers or "segments" in plan.tables
-    splits, cut, warp_tiles = 1, lambda length: [np.arange(length)], None
+    splits, cut = 1, lambda length: [np.arange(length)]
     if "splits" in plan.numbers:
         splits = plan.numbers["splits"]
 
@@ -83,23 +95,18 @@ def work_of(problem: Problem, plan: Plan) -> Work:
 
     if "partitions" in plan.numbers:
         splits, tokens = plan.numbers["partitions"], int(plan.defines["PARTITION_TOKENS"])
-
-        def cut(length: int) -> list[np.ndarray]:
-            return [np.arange(min(i * tokens, length), min((i + 1) * tokens, length)) for i in range(splits)]
-
-        if "TILE_TOKENS" in plan.defines and "RING_SLOTS" not in plan.defines:
-            head_sets = -(-problem.group_size // 8)
-            warp_tiles = (
-                int(plan.defines["TILE_TOKENS"]),
-                plan.launches[0].block[0] // WARP_SIZE // head_sets,
-            )
+        cut = _cut_at(np.arange(splits) * tokens)
 
     if "segments" in plan.tables:
-        tokens = int(plan.defines["TILE_TOKENS"])
-        splits = max(1, -(-max(problem.context_lengths, default=0) // tokens))
+        starts = _segment_starts(problem, plan)
+        splits, cut = len(starts), _cut_at(starts)
 
-        def cut(length: int) -> list[np.ndarray]:
-            return [np.arange(min(i * tokens, length), min((i + 1) * tokens, length)) for i in range(splits)]
+    warp_tiles, tile_rows, rings = None, plan.defines.get("TILE_TOKENS"), "RING_SLOTS" in plan.defines
+    if tile_rows is not None:
+        # A set of query heads has warps of its own.
+        sets = int(plan.defines.get("BLOCK_HEADS", -(-problem.group_size // 8)))
+        warps = plan.launches[0].block[0] // WARP_SIZE // sets
+        warp_tiles = (tile_rows * warps if rings else tile_rows, warps)
 
     if "CHUNKS_PER_LANE" in plan.defines:
         covered = int(plan.defines["CHUNKS_PER_LANE"]) * WARP_SIZE * CHUNK
@@ -124,7 +131,30 @@ def work_of(problem: Problem, plan: Plan) -> Work:
         online=not in_tiles,
         merges_cuts_only="segments" in plan.tables,
         warp_tiles=warp_tiles,
+        tile_rows=tile_rows,
+        rings=rings,
+        tensor_cores="MMA_TYPE" in plan.defines,
     )
+
+
+def _cut_at(starts: np.ndarray) -> Callable[[int], list[np.ndarray]]:
+    """Tokens of each part for a length, where parts begin at the same tokens in every context."""
+
+    def cut(length: int) -> list[np.ndarray]:
+        bounds = np.minimum([*starts, length], length)
+        return [np.arange(first, end) for first, end in itertools.pairwise(bounds)]
+
+    return cut
+
+
+def _segment_starts(problem: Problem, plan: Plan) -> np.ndarray:
+    """First tokens of the planned segments, the same for every sequence and head group that is so long."""
+    segments = plan.tables["segments"]
+    starts = np.unique([0, *segments[:, 1]])
+    groups = max(segments[:, 3], default=0) + 1
+    if len(segments) != groups * sum((starts < length).sum() for length in problem.context_lengths):
+        raise ValueError(f"{problem.name}: its segments are not cut at the same tokens")
+    return starts
 
 
 def page_runs(problem: Problem, length: int, splits: int, pages_per_split: int, extra: int = 0) -> list:
@@ -195,7 +225,14 @@ class Rules:
         exp: of score minus maximum.
         initial_max, fixed_max: what the maximum begins with; whether it stays so.
         keep_max, subtract_max, rescale_sum, rescale_values: steps of the online softmax.
-        rescale_tiles: a warp rescales what it has summed when a tile brings a larger maximum.
+        rescale_tiles, rescale_tile_sums: a warp rescales the values and the sum that it has when a tile
+            brings a larger maximum.
+        weigh_by_running_max: a tile's weights count from the running maximum, not from the tile's own.
+        turn_weights: weights are turned before tensor cores multiply them with values.
+        key_rows, value_rows: what is read of the rows of tiles, from ``[heads, tokens, head_dim]`` of whole
+            tiles, 0 past the end; None for the rows themselves.
+        tail_rows: rows of the last tile past the end that are counted.
+        tail_in_max: whether they enter the maximum.
         scale_warp_values, scale_sums: what brings to the common maximum the values of a block's warps, and
             the sums of any two parts.
         divide: by the sum, at the end.
@@ -239,6 +276,13 @@ class Rules:
     rescale_sum: bool = True
     rescale_values: bool = True
     rescale_tiles: bool = True
+    rescale_tile_sums: bool = True
+    weigh_by_running_max: bool = True
+    turn_weights: bool = True
+    key_rows: Callable[[Case, np.ndarray], np.ndarray] | None = None
+    value_rows: Callable[[Case, np.ndarray], np.ndarray] | None = None
+    tail_rows: int = 0
+    tail_in_max: bool = False
     scale_warp_values: bool = True
     scale_sums: bool = True
     divide: bool = True
@@ -262,7 +306,19 @@ class Rules:
     @property
     def by_tiles(self) -> bool:
         """Whether the result depends on which warp takes which tokens of a tile."""
-        return not (self.rescale_tiles and self.scale_warp_values and self.scale_sums)
+        return not (
+            self.rescale_tiles
+            and self.rescale_tile_sums
+            and self.weigh_by_running_max
+            and self.turn_weights
+            and self.scale_warp_values
+            and self.scale_sums
+        )
+
+    @property
+    def in_whole_tiles(self) -> bool:
+        """Whether the result depends on where in a tile a row lies, or on its rows past the end."""
+        return self.key_rows is not None or self.value_rows is not None or self.tail_rows > 0
 
 
 RIGHT = Rules()
@@ -317,7 +373,9 @@ def _model_row(case: Case, rules: Rules, row: int, output: np.ndarray, binding: 
         scores, values, beyond = _scores(case, rules, row, length, tokens)
         outside |= beyond
         if rules.by_tiles and case.work.warp_tiles:
-            part = _attend_by_tiles(rules, case.work.warp_tiles, scores, values)
+            part = _attend_by_tiles(case, rules, scores, values)
+        elif rules.tail_in_max and case.work.rings and len(tokens) % case.work.tile_rows:
+            part = _attend(dataclasses.replace(rules, initial_max=0.0), scores, values)
         else:
             part = _attend(rules, scores, values)
         if case.work.lane_0_hands_on:
@@ -350,7 +408,10 @@ def _model_row(case: Case, rules: Rules, row: int, output: np.ndarray, binding: 
 
 
 def _scores(case: Case, rules: Rules, row: int, length: int, tokens: np.ndarray):
-    """``[heads, tokens, 1 or head_dim]`` scores, ``[heads, tokens, head_dim]`` values, heads gone astray."""
+    """``[heads, rows, 1 or head_dim]`` scores, ``[heads, rows, head_dim]`` values, heads gone astray.
+
+    Rows are the tokens, and those of a tile past the end that are counted.
+    """
     problem, dims = case.problem, case.problem.head_dim
     reach = rules.reach(case)
     page = rules.page(case, row, tokens // problem.page_size, length)
@@ -366,6 +427,8 @@ def _scores(case: Case, rules: Rules, row: int, length: int, tokens: np.ndarray)
         key = _chosen_dims(key, rules.key_dims(case))
     if rules.value_dims is not None:
         values = _chosen_dims(values, rules.value_dims(case))
+    if rules.in_whole_tiles and case.work.tile_rows and len(tokens):
+        key, values = _rows_of_tiles(case, rules, key, values)
     query_at = rules.query_row(case, row)[:, None] * dims + np.arange(reach.shape[1])
     outside |= (query_at >= len(case.query)).any(axis=1) & (not rules.query_is_guarded)
     query = case.query[np.minimum(query_at, len(case.query) - 1)]
@@ -378,6 +441,19 @@ def _scores(case: Case, rules: Rules, row: int, length: int, tokens: np.ndarray)
 
 def _chosen_dims(elements: np.ndarray, dims: np.ndarray) -> np.ndarray:
     return np.where(dims >= 0, elements[..., dims], 0.0)
+
+
+def _rows_of_tiles(case: Case, rules: Rules, key: np.ndarray, values: np.ndarray):
+    """Keys and values ``[heads, rows, head_dim]`` as they are read from a part's tiles, those that count."""
+    tokens = key.shape[1]
+    past = -tokens % case.work.tile_rows
+
+    def read(rows: np.ndarray, how: Callable[[Case, np.ndarray], np.ndarray] | None) -> np.ndarray:
+        end = np.repeat(rows[:, -1:] * (0.0 if case.work.rings else 1.0), past, axis=1)
+        rows = np.concatenate([rows, end], axis=1)
+        return (how(case, rows) if how else rows)[:, : tokens + min(past, rules.tail_rows)]
+
+    return read(key, rules.key_rows), read(values, rules.value_rows)
 
 
 def _in_float_range(weights: np.ndarray) -> np.ndarray:
@@ -415,21 +491,27 @@ def _attend_in_order(rules: Rules, scores: np.ndarray, values: np.ndarray):
     return peak, total, weighted
 
 
-def _attend_by_tiles(rules: Rules, warp_tiles: tuple[int, int], scores: np.ndarray, values: np.ndarray):
-    """As ``_attend``, of warps that each take their tokens of one tile after the other."""
-    tile_tokens, warps = warp_tiles
+def _attend_by_tiles(case: Case, rules: Rules, scores: np.ndarray, values: np.ndarray):
+    """As ``_attend``, of warps that each take their tokens of one round after the other."""
+    round_tokens, warps = case.work.warp_tiles
     heads, tokens, units = scores.shape
     peaks, totals = np.full((warps, heads, units), -np.inf), np.zeros((warps, heads, units))
     weighted = np.zeros((warps, heads, values.shape[2]))
-    share = tile_tokens // warps
+    share = round_tokens // warps
     for warp in range(warps):
-        for first in range(warp * share, tokens, tile_tokens):
+        for first in range(warp * share, tokens, round_tokens):
             mine = slice(first, first + share)
-            peak = np.fmax(peaks[warp], np.fmax.reduce(scores[:, mine], axis=1))
+            own_peak = np.fmax.reduce(scores[:, mine], axis=1)
+            peak = np.fmax(peaks[warp], own_peak)
             keep = np.where(peaks[warp] == -np.inf, 0.0, rules.exp(peaks[warp] - peak))
             weights = _in_float_range(rules.exp(scores[:, mine] - peak[:, None]))
             new = weights.sum(axis=1) if rules.scale_sums else weights.shape[1]
-            totals[warp] = totals[warp] * (keep if rules.scale_sums else 1.0) + new
+            rescaled = rules.scale_sums and rules.rescale_tile_sums
+            totals[warp] = totals[warp] * (keep if rescaled else 1.0) + new
+            if not rules.weigh_by_running_max:
+                weights = _in_float_range(rules.exp(scores[:, mine] - own_peak[:, None]))
+            if not rules.turn_weights:
+                weights = _not_turned(case.problem, weights)
             added = (weights * values[:, mine]).sum(axis=1)
             weighted[warp] = weighted[warp] * (keep if rules.rescale_tiles else 1.0) + added
             peaks[warp] = peak
@@ -437,6 +519,26 @@ def _attend_by_tiles(rules: Rules, warp_tiles: tuple[int, int], scores: np.ndarr
     scale = np.where(peaks == -np.inf, 0.0, rules.exp(peaks - top))
     total = ((scale if rules.scale_sums else 1.0) * totals).sum(axis=0)
     return top, total, ((scale if rules.scale_warp_values else 1.0) * weighted).sum(axis=0)
+
+
+def _not_turned(problem: Problem, weights: np.ndarray) -> np.ndarray:
+    """Weights ``[heads, tokens, 1]`` where tensor cores take [8 tokens, 8 heads] for its transpose.
+
+    Columns past a set's last head repeat it. Weights are rounded to half, as the probes' are: one that is
+    tiny for its own head may be all that another gets.
+    """
+    weights = weights.astype(np.float16).astype(np.float64)
+    heads, tokens, _ = weights.shape
+    group = problem.group_size
+    set_heads = -(-group // -(-group // 8))
+    of_group = np.arange(heads) % group
+    column = of_group % set_heads
+    first = np.arange(heads) - column
+    last = first + np.minimum(set_heads, group - (of_group - column)) - 1
+    blocks = np.pad(weights[:, :, 0], ((0, 0), (0, -tokens % 8))).reshape(heads, -1, 8)
+    head_of_token = np.minimum(first[:, None] + np.arange(8), last[:, None])
+    taken = blocks[head_of_token, :, column[:, None]]  # [heads, 8, blocks]
+    return taken.transpose(0, 2, 1).reshape(heads, -1)[:, :tokens, None]
 
 
 def _merge(rules: Rules, maxima: np.ndarray, sums: np.ndarray, values: np.ndarray):
@@ -472,16 +574,20 @@ def _merge_in_order(rules: Rules, maxima: np.ndarray, sums: np.ndarray, values: 
 
 
 def told_apart(one: Modelled, other: Modelled, margin: float = 10.0) -> bool:
-    """Whether no output could be taken for both, with a margin of ``margin`` times ``SLACK``."""
+    """Whether no output could be taken for both, with a margin of ``margin`` times the slack."""
     both = (one.binding == EXACT) & (other.binding == EXACT)
     finite = both & np.isfinite(one.output) & np.isfinite(other.output)
     size = np.maximum(_row_size(one), _row_size(other))
     difference = np.where(finite, np.abs(np.where(finite, one.output - other.output, 0.0)), 0.0)
-    apart = difference > margin * SLACK * size
+    apart = difference > margin * (SLACK * size + FLOOR)
     # A number on one side, on the other none.
     apart |= both & (np.isfinite(one.output) != np.isfinite(other.output))
     for a, b in ((one, other), (other, one)):
-        number = (a.binding == EXACT) & np.isfinite(a.output) & (np.abs(a.output) > margin * SLACK * size)
+        number = (
+            (a.binding == EXACT)
+            & np.isfinite(a.output)
+            & (np.abs(a.output) > margin * (SLACK * size + FLOOR))
+        )
         apart |= number & (b.binding == NOTHING_SUMMED)
     return bool(apart.any())
 
@@ -500,7 +606,7 @@ def fits(output: np.ndarray, modelled: Modelled) -> bool:
         return False
     summed = exact & number
     difference = np.abs(np.where(summed, output, 0.0) - np.where(summed, modelled.output, 0.0))
-    if (difference > modelled.slack * _row_size(modelled)).any():
+    if (difference > modelled.slack * _row_size(modelled) + FLOOR).any():
         return False
     nothing = modelled.binding == NOTHING_SUMMED
     return not (np.isfinite(output) & (output != 0) & nothing).any()

@@ -5,6 +5,7 @@ Every two of them differ on some probe (`labs_common.probes`), for every stage t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -52,6 +53,8 @@ class Fault:
     rules: Rules
     applies: Callable[[Work], bool] = field(default=lambda work: True)
 
+
+ALL_ROWS = 1 << 30  # of any tile
 
 TOPICS = {
     "pages": "which tokens are read, and from where",
@@ -161,6 +164,40 @@ def _in_order(work: Work) -> bool:
 
 def _warps_take_tiles(work: Work) -> bool:
     return work.warp_tiles is not None
+
+
+def _combines_throughout(work: Work) -> bool:
+    return work.warp_tiles is not None and not work.rings
+
+
+def _has_tiles(work: Work) -> bool:
+    return work.tile_rows is not None
+
+
+def _has_rings(work: Work) -> bool:
+    return work.rings
+
+
+def _has_tensor_cores(work: Work) -> bool:
+    return work.tensor_cores
+
+
+def _chunks_in_order(case: Case, rows: np.ndarray) -> np.ndarray:
+    """Rows of a ring's tiles, read as if their chunks of 16 bytes lay in order; see ``tile_chunk``."""
+    heads, tokens, dims = rows.shape
+    elements = 16 // case.problem.itemsize
+    chunks = dims // elements
+    spread = math.gcd(chunks, 8)
+    row = np.arange(tokens) % case.work.tile_rows
+    columns = np.arange(chunks) ^ (row // (8 // spread) % spread)[:, None]
+    read = rows.reshape(heads, tokens, chunks, elements)[:, np.arange(tokens)[:, None], columns]
+    return read.reshape(rows.shape)
+
+
+def _turned(case: Case, rows: np.ndarray) -> np.ndarray:
+    """Every matrix of 8 tokens by 8 dimensions turned."""
+    heads, tokens, dims = rows.shape
+    return rows.reshape(heads, tokens // 8, 8, dims // 8, 8).swapaxes(2, 4).reshape(rows.shape)
 
 
 def _first_chunk_again(case: Case) -> np.ndarray:
@@ -281,7 +318,38 @@ FAULTS: tuple[Fault, ...] = (
         Rules(key_dims=_neighbouring_chunks, value_dims=_neighbouring_chunks),
         _lanes_hold_scores,
     ),
+    Fault(
+        "keys_turned",
+        "scores",
+        "the matrices of keys are loaded turned; the product takes them as they lie, tokens by dimensions",
+        Rules(key_rows=_turned),
+        _has_tensor_cores,
+    ),
+    Fault(
+        "keys_in_order",
+        "scores",
+        "keys are read as if a row's chunks of 16 bytes lay in order; the ring puts them where tile_chunk "
+        "says",
+        Rules(key_rows=_chunks_in_order),
+        _has_rings,
+    ),
+    Fault(
+        "tiles_in_order",
+        "scores",
+        "keys and values are read as if a row's chunks of 16 bytes lay in order; the ring puts them where "
+        "tile_chunk says",
+        Rules(key_rows=_chunks_in_order, value_rows=_chunks_in_order),
+        _has_rings,
+    ),
     # softmax
+    Fault(
+        "values_in_order",
+        "softmax",
+        "values are read as if a row's chunks of 16 bytes lay in order; the ring puts them where tile_chunk "
+        "says",
+        Rules(value_rows=_chunks_in_order),
+        _has_rings,
+    ),
     Fault(
         "first_chunk_of_values_repeated",
         "softmax",
@@ -302,6 +370,50 @@ FAULTS: tuple[Fault, ...] = (
         "a tile that brings a larger maximum does not rescale the values of the tiles before it",
         Rules(rescale_tiles=False),
         _warps_take_tiles,
+    ),
+    Fault(
+        "tile_sums_not_rescaled",
+        "softmax",
+        "a tile that brings a larger maximum does not rescale the sum of the tiles before it",
+        Rules(rescale_tile_sums=False),
+        _warps_take_tiles,
+    ),
+    Fault(
+        "tiles_rescale_nothing",
+        "softmax",
+        "a tile that brings a larger maximum rescales neither the values nor the sum of the tiles before it",
+        Rules(rescale_tiles=False, rescale_tile_sums=False),
+        _warps_take_tiles,
+    ),
+    Fault(
+        "weights_by_tile_maximum",
+        "softmax",
+        "the values of a tile are weighted from the tile's own maximum, and the sum from the running one",
+        Rules(weigh_by_running_max=False),
+        _warps_take_tiles,
+    ),
+    Fault(
+        "tail_in_maximum",
+        "softmax",
+        "rows of the last tile past the context's end enter the maximum with their score of 0, though not "
+        "the sum, so that very negative scores vanish",
+        Rules(tail_in_max=True),
+        _has_rings,
+    ),
+    Fault(
+        "weights_not_turned",
+        "softmax",
+        "the weights enter the product with the values as the scores came out, tokens by heads; they have to "
+        "be turned, heads by tokens",
+        Rules(turn_weights=False),
+        _has_tensor_cores,
+    ),
+    Fault(
+        "values_not_turned",
+        "softmax",
+        "the matrices of values are loaded as they lie, tokens by dimensions; the product takes them turned",
+        Rules(value_rows=_turned),
+        _has_tensor_cores,
     ),
     Fault(
         "max_not_subtracted",
@@ -392,6 +504,28 @@ FAULTS: tuple[Fault, ...] = (
         "pages",
         "the last token of the context is left out",
         _keep(lambda case, length, token: token != length - 1),
+    ),
+    Fault(
+        "tail_not_masked",
+        "pages",
+        "the rows of the last tile past the context's end are counted too: copies of the last token where "
+        "the block fills a tile, zeros where a ring does",
+        Rules(tail_rows=ALL_ROWS),
+        _has_tiles,
+    ),
+    Fault(
+        "tail_mask_off_by_one",
+        "pages",
+        "the first row of the last tile past the context's end is counted",
+        Rules(tail_rows=1),
+        _has_tiles,
+    ),
+    Fault(
+        "last_token_of_parts_skipped",
+        "pages",
+        "the last token of every partition or segment is left out",
+        Rules(cut=lambda case, length: [part[:-1] for part in case.work.cut(length)]),
+        _has_tiles,
     ),
     Fault(
         "first_token_skipped",
@@ -603,7 +737,7 @@ FAULTS: tuple[Fault, ...] = (
         "merge",
         "two parts' sums are added as they are, though each counts from its own maximum; values are rescaled",
         Rules(scale_sums=False, weight_part_sums=False),
-        _warps_take_tiles,
+        _combines_throughout,
     ),
     Fault(
         "combine_scales_nothing",
@@ -616,14 +750,14 @@ FAULTS: tuple[Fault, ...] = (
             weight_part_sums=False,
             weight_part_values=False,
         ),
-        _warps_take_tiles,
+        _combines_throughout,
     ),
     Fault(
         "combine_scales_sums_only",
         "merge",
         "two parts' sums are rescaled to the common maximum, but the scales for their values stay 1",
         Rules(rescale_tiles=False, scale_warp_values=False, weight_part_values=False),
-        _warps_take_tiles,
+        _combines_throughout,
     ),
     Fault(
         "merge_averages",

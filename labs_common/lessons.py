@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from labs_common.gpus import display_name
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
 from labs_common.open_kernels import GROWING, counted, growing, is_open, kernel_of
+from labs_common.plans import Plan
 from labs_common.predictions import score
 from labs_common.predictions import table as score_table
 from labs_common.problem import PRESETS, Problem
@@ -42,6 +43,8 @@ _CODE_STYLE = (
     "font-family: ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; font-size: 12px; "
     "line-height: 1.35; white-space: pre; overflow-x: auto; color: #1b1b1b; background: #f7f7f7; padding: 8px"
 )
+
+_LIMITS = ("registers", "shared_mem", "warps", "blocks")  # of the blocks on an SM
 
 # What is worth comparing from stage to stage, by Nsight Compute's name; the simulator counts all of it.
 COUNTED = {
@@ -197,22 +200,62 @@ def check_mine(stage: Stage, engine: Engine, folder: Path = OWN_KERNELS) -> Repo
     return report
 
 
-def count_mine(stage: Stage, problem: Problem, folder: Path = OWN_KERNELS) -> pd.DataFrame:
+def count_mine(
+    stage: Stage, problem: Problem, folder: Path = OWN_KERNELS, planner: Callable[..., Plan] | None = None
+) -> pd.DataFrame:
     """What your kernel counts beside what the lab's does; the lab's alone while you have none.
 
     Args:
         stage: whose kernel.
         problem: what to compute.
         folder: where your kernels are.
+        planner: launches your kernel in place of the stage's own, as in ``exercise.check``.
     """
+    return side_by_side(_labs_and_mine(stage, problem, folder, planner))
+
+
+def occupancy_mine(
+    stage: Stage, problem: Problem, folder: Path = OWN_KERNELS, planner: Callable[..., Plan] | None = None
+) -> pd.DataFrame:
+    """What each launch of your kernel takes of an SM beside the lab's: registers, shared memory, occupancy.
+
+    Args:
+        stage: whose kernel.
+        problem: what to compute.
+        folder: where your kernels are.
+        planner: as for ``count_mine``.
+    """
+    table = {}
+    for who, frame in _labs_and_mine(stage, problem, folder, planner).items():
+        whole = metrics_table.select(frame, line=None)
+        for kernel in whole["kernel"].unique():
+
+            def of(metric: str, rows: Metrics = whole, kernel: str = kernel) -> float:
+                return metrics_table.value(rows, metric, kernel=kernel)
+
+            shared = of("launch__shared_mem_per_block_dynamic") + of("launch__shared_mem_per_block_static")
+            table[f"{who}: {kernel.removeprefix('paged_attention_')}"] = {
+                "registers a thread": _figure(of(names.REGISTERS)),
+                "shared bytes a block": _figure(shared),
+                "blocks on an SM": _figure(min(of(f"launch__occupancy_limit_{limit}") for limit in _LIMITS)),
+                "theoretical occupancy, %": _figure(of(names.THEORETICAL_OCCUPANCY)),
+                "shared memory wavefronts": _figure(of(names.SHARED_WAVEFRONTS)),
+            }
+    return pd.DataFrame(table)
+
+
+def _labs_and_mine(
+    stage: Stage, problem: Problem, folder: Path, planner: Callable[..., Plan] | None
+) -> dict[str, Metrics]:
     runs = {"the lab's": count([stage.id], problem)}
     path = folder / stage.path.name
     if path.exists() and not is_open(own := Source.read(path)):
+        launched = stage if planner is None else replace(stage, planner=planner)
         try:
-            runs["yours"] = SimulatorEngine().run(stage, problem, make_inputs(problem), own).metrics
+            runs["yours"] = SimulatorEngine().run(launched, problem, make_inputs(problem), own).metrics
         except (CompileError, Fault, LaunchError, SimulationError) as error:
             print(f"your kernel does not run through, so it has no counts: {own.readable(str(error))}")
-    return side_by_side(runs)
+    return runs
 
 
 def count_variant(variant: str, problem: Problem) -> Metrics:

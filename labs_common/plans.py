@@ -306,7 +306,7 @@ def plan_memory_roof(
     What is not given is chosen by cost, see ``roof_choice``.
 
     Args:
-        blocks: that share the work of equal runs, by default one a multiprocessor.
+        blocks: that share the work of equal runs, by default one or two a multiprocessor.
         block_heads: as for stage 08.
         ring_slots: as for stage 08.
         evict_first: let L2 drop keys and values first, which nobody reads twice.
@@ -332,9 +332,8 @@ def plan_memory_roof(
     if best.whole:
         runs = whole_sequences(problem.context_lengths, groups)
     else:
-        runs = _equal_runs(
-            problem, groups, block_heads, _at_least_1("blocks", blocks, device.multiprocessors)
-        )
+        blocks = _at_least_1("blocks", blocks, max(1, best.runs) * device.multiprocessors)
+        runs = _equal_runs(problem, groups, block_heads, blocks)
     fours = max(1, int(runs.pieces[:, 1].max(initial=1)) // 4)
     power_of_two = 1 << (fours - 1).bit_length()
     merge_rows = _at_least_1("merge_rows", merge_rows, min(8, power_of_two))

@@ -30,6 +30,8 @@ class Probe:
         shape: changes the inputs that ``make_inputs`` gives.
         splits, partition_tokens: of stages that split the context.
         tile_tokens: of stages that stage pages in shared memory; None for whole pages.
+        blocks: of stages whose host plans the work; None for one a multiprocessor.
+        for_rings: whether it is only for stages whose warps each have a ring of tiles.
     """
 
     name: str
@@ -38,6 +40,8 @@ class Probe:
     splits: int = 3
     partition_tokens: int = 32
     tile_tokens: int | None = None
+    blocks: int | None = None
+    for_rings: bool = False
 
     def fitted(self, stage: Stage) -> Probe:
         """It as a stage can take it: in its number format, and for a ring with a head_dim that is."""
@@ -67,6 +71,8 @@ class Probe:
             options["splits"] = self.splits
         if "partitions" in numbers:
             options["partition_tokens"] = self.partition_tokens
+        if "segments" in stage.plan(self.problem, device).tables and self.blocks is not None:
+            options["blocks"] = self.blocks
         if "merges" in stage.plan(self.problem, device).tables:
             options["whole"] = False  # so that there is something to merge
         return stage.plan(self.problem, device, **options)
@@ -143,12 +149,22 @@ PROBES: tuple[Probe, ...] = (
         splits=2,
         tile_tokens=6,
     ),
-    Probe("extreme", Problem(4, 2, 80, 8, (19, 30), name="probe, extreme scores"), _extreme, splits=2),
+    # Of the low scores one context fills whole tiles of a ring; a block's tile, of 32 tokens, is never full.
+    Probe("extreme", Problem(4, 2, 80, 8, (19, 30, 3, 16), name="probe, extreme scores"), _extreme, splits=2),
     WEIGHTS,
     Probe(
         "poisoned",
         Problem(8, 4, 80, 8, (13, 1, 8, 0, 53, 24), name="probe, NaN in unused slots"),
         _as_they_are,
+    ),
+    # Every warp has several tiles of a part, and a block goes on from one sequence to the next.
+    Probe(
+        "long",
+        Problem(8, 2, 32, 16, (300, 21), name="probe, long contexts"),
+        _finite,
+        partition_tokens=256,
+        blocks=2,
+        for_rings=True,
     ),
 )
 
@@ -156,5 +172,7 @@ PROBES: tuple[Probe, ...] = (
 @lru_cache(maxsize=32)
 def probes_of(stage: Stage, device: Device | None = None) -> dict[str, Probe]:
     """The probes of a stage by name, each as the stage can take it; without those that it cannot."""
-    fitted = {probe.name: probe.fitted(stage) for probe in PROBES}
+    fitted = {
+        probe.name: probe.fitted(stage) for probe in PROBES if stage.towards_roof or not probe.for_rings
+    }
     return {name: probe for name, probe in fitted.items() if stage.supports(probe.problem, device) is None}

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -79,19 +79,33 @@ def contenders(problem: Problem, engine: Engine) -> list[Contender]:
         add(stage.id[:2], stage)
     sets = problem.kv_heads * -(-problem.group_size // 8)
     for block_heads in (heads for heads in (1, 2, 4, 8) if sets % heads == 0):
-        for slots in (2, 3, 4, 6):
-            for whole, evict_first in ((False, True), (True, True), (True, False)):
-                label = f"09, {block_heads} heads a block, {slots} slots"
-                label += ", whole" * whole + ", not evicted first" * (not evict_first)
-                options = {"block_heads": block_heads, "ring_slots": slots}
-                add(label, ROOF[-1], **options, evict_first=evict_first, whole=whole)
+        for slots in (2, 3, 4):
+            options = {"block_heads": block_heads, "ring_slots": slots}
+            label = f"09, {block_heads} heads a block, {slots} slots"
+            once = engine.device.multiprocessors
+            add(label, ROOF[-1], **options, evict_first=True, whole=False, blocks=once)
+            add(f"{label}, whole", ROOF[-1], **options, evict_first=True, whole=True)
+            if block_heads == 8:  # with fewer, lines that stay have never been worth 2 %
+                add(f"{label}, whole, not evicted first", ROOF[-1], **options, evict_first=False, whole=True)
+            if problem.head_dim <= 128 and slots < 4:  # registers and shared memory for two
+                add(f"{label}, two runs", ROOF[-1], **options, evict_first=True, whole=False, blocks=2 * once)
     return found
 
 
-def way(label: str) -> tuple[int, int, bool, bool]:
-    """Heads a block, slots, whether whole and whether evicted first, of a label that ``contenders`` made."""
+class Way(NamedTuple):
+    """How a contender of stage 09 splits its work; ``runs`` a multiprocessor, 0 for whole sequences."""
+
+    block_heads: int
+    slots: int
+    runs: int
+    evict_first: bool
+
+
+def way(label: str) -> Way:
+    """What a label that ``contenders`` made says."""
     heads, slots = (int(number) for number in re.findall(r"(\d+) (?:heads|slots)", label))
-    return heads, slots, "whole" in label, "not evicted first" not in label
+    runs = 0 if "whole" in label else 2 if "two runs" in label else 1
+    return Way(heads, slots, runs, "not evicted first" not in label)
 
 
 def measure(

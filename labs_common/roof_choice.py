@@ -1,15 +1,16 @@
 """How stage 09 splits its work: a cost for every way, and the cheapest.
 
-Costs are microseconds of one multiprocessor of an H200, beyond those it takes to read its part of the keys
-and values. They were fitted to 2,500 timings on that GPU (``data/roof``): the five known shapes and 66 random
-ones, each with every choice below; ``roof_regret`` says how far the choice is from the best. A GPU with
-slower memory has about the same waiting times and more microseconds of reading.
+A way's cost is an estimate, in microseconds, of what its fullest multiprocessor takes: the time to read its
+part of the keys and values or to issue its instructions, whichever is longer, then what blocks, segments and
+cuts add. The constants were fitted to timings on an H200 (``data/roof``; ``roof_regret`` says how far the
+choice is from the best, also on shapes that the fit has not seen). A GPU with slower memory has about the
+same waiting times and more microseconds of reading.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,17 +18,22 @@ import numpy as np
 from labs_common.problem import FP8, Problem
 
 BYTES_PER_US = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
+BYTES_IN_FLIGHT = 12_000  # of a multiprocessor, from which latency hardly shows
+# Warp instructions that a multiprocessor issues in a microsecond with many blocks, and the number of blocks
+# with which it issues half as many.
+ISSUE = {"float32": (6_700, 0.11), "float16": (4_700, 0.49), "bfloat16": (4_700, 0.49), FP8: (4_700, 0.17)}
+OVERLAP = (
+    4  # the power by which reading and issuing hide each other: 1 adds them, a large one is their maximum
+)
 
-IMBALANCE = 1.5  # of the reading time that the fullest multiprocessor has beyond the mean
-BLOCK_ONLY = 2.65  # first and last tiles of a block that has a multiprocessor for itself
-BLOCK_AFTER, BLOCK_BESIDE = 4.4, 1.45  # of several: one after the other, or two at a time
-BLOCK_WARP = 0.02  # of that, for each further warp with the same heads
-AGAIN_BESIDE = 0.55  # of the reading time, where two blocks read the same at about the same time
-RUNS = 0.008  # of the reading time, where blocks begin and end anywhere
-CUT = 15.0  # partials of the last tiles, the merge's launch and its wait for all of them
-SEGMENT = 4.0  # queries and output of one in a run
-SEGMENT_WARP = 0.01  # for each further warp with the same heads
-PARTIAL = 1.0  # of the time to write and read partials
+IMBALANCE = 0.49  # of the time that the fullest multiprocessor takes beyond the mean
+BLOCK_ONLY = 0.95  # first and last tiles of a block that has a multiprocessor for itself
+BLOCK = 3.6  # of several, over those that a multiprocessor works on at a time
+AGAIN = 0.29  # of the reading time, where two blocks read the same at about the same time
+TWO_RUNS = 0.028  # of the busy time, where two runs read in different places
+CUT = 3.8  # the merge's launch and its wait for all partials
+SEGMENT = 3.3  # queries and output of one in a run, over the runs that a multiprocessor works on at a time
+PARTIAL = 0.53  # of the time to write and read partials
 KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 
@@ -40,6 +46,7 @@ class Choice:
         whole: a block for every sequence and head group, or equal runs with a merge.
         ring_slots: tiles that a warp has in flight or in use.
         evict_first: whether L2 drops keys and values first.
+        runs: equal runs for each multiprocessor; 0 where a block has whole sequences.
         cost: as the module's text says, in microseconds.
     """
 
@@ -47,6 +54,7 @@ class Choice:
     whole: bool
     ring_slots: int
     evict_first: bool
+    runs: int
     cost: float
 
 
@@ -62,51 +70,110 @@ def choices(
         warps: of a block.
         tile_tokens: rows of a tile.
     """
-    head_sets = -(-problem.group_size // 8)
-    heads = -(-problem.group_size // head_sets)
-    sets = problem.kv_heads * head_sets
-    reading = problem.minimum_bytes / multiprocessors / BYTES_PER_US
-    tile_bytes = tile_tokens * problem.head_dim * problem.itemsize
-    static_bytes = warps * 4 * heads * problem.head_dim + 1536  # values and partials of the warps
-
-    def fits(slots: int, blocks: int) -> bool:
-        return blocks * (warps * slots * tile_bytes + static_bytes) <= shared_bytes
-
+    gpu = _Multiprocessor(problem, multiprocessors, shared_bytes, warps, tile_tokens)
     mean_tokens = float(np.mean(problem.context_lengths))
+    tiles = [-(-n // tile_tokens) for n in problem.context_lengths if n]
     found = []
-    for block_heads in (heads for heads in (1, 2, 4, 8) if sets % heads == 0):
-        groups = sets // block_heads
-        apart = block_heads < head_sets  # the two sets of a group, which read the same pages
-        sharers = warps // block_heads - 1
-        tiles = [-(-n // tile_tokens) for n in problem.context_lengths if n]
+    for block_heads in (heads for heads in (1, 2, 4, 8) if gpu.sets % heads == 0):
+        groups = gpu.sets // block_heads
         blocks = groups * len(tiles)
+        again = block_heads < gpu.head_sets  # the two sets of a group, which read the same pages
 
-        crowded = blocks > multiprocessors
-        beside = crowded and problem.head_dim <= 128 and fits(2, 2)  # registers and shared memory for two
-        block = (BLOCK_BESIDE if beside else BLOCK_AFTER) if crowded else BLOCK_ONLY
-        fullest = _fullest(tiles * groups, multiprocessors, 2 if beside else 1)
+        slots = gpu.slots(wanted_blocks=blocks / multiprocessors)
+        beside = gpu.resident(slots, blocks / multiprocessors)
+        fullest = _fullest(tiles * groups, multiprocessors, beside)
         late = fullest * multiprocessors / max(1, groups * sum(tiles)) - 1
-        cost = (AGAIN_BESIDE * apart + IMBALANCE * late) * reading
-        cost += blocks / multiprocessors * block * (1 + BLOCK_WARP * sharers)
+        cost = gpu.busy(slots, beside, 1 + AGAIN * again) * (1 + IMBALANCE * late)
+        crowded = blocks > multiprocessors
+        cost += blocks / multiprocessors * (BLOCK / beside if crowded else BLOCK_ONLY)
         evict_first = not (block_heads == 8 and mean_tokens >= KEPT_CONTEXT)
-        found.append(Choice(block_heads, True, 2 if beside else _most(problem, fits), evict_first, cost))
+        found.append(Choice(block_heads, True, slots, evict_first, 0, cost))
 
-        segments = blocks / multiprocessors + 1
-        partials = block_heads * heads * problem.head_dim * 4 * 2 / BYTES_PER_US
-        cost = (
-            (apart + RUNS) * reading
-            + CUT
-            + segments * (SEGMENT + SEGMENT_WARP * sharers)
-            + PARTIAL * partials
-        )
-        found.append(Choice(block_heads, False, _most(problem, fits), True, cost))
+        for runs in (1, 2):
+            slots = gpu.slots(wanted_blocks=runs)
+            if gpu.resident(slots, runs) < runs:
+                continue
+            partial_bytes = runs * block_heads * gpu.heads * problem.head_dim * 4 * 2
+            cost = gpu.busy(slots, runs, 1 + again) * (1 + TWO_RUNS * (runs == 2)) + CUT
+            cost += (blocks / multiprocessors + runs) * SEGMENT / runs
+            cost += PARTIAL * partial_bytes / BYTES_PER_US
+            found.append(Choice(block_heads, False, slots, True, runs, cost))
     return sorted(found, key=lambda one: one.cost)
 
 
-def _most(problem: Problem, fits: Callable[[int, int], bool]) -> int:
-    """Slots of a block that has its multiprocessor for itself; fp8 tiles are small."""
-    wanted = 4 if problem.dtype == FP8 else 3
-    return next((slots for slots in range(wanted, 2, -1) if fits(slots, 1)), 2)
+class _Multiprocessor:
+    """What one multiprocessor has to do for a problem, and how many blocks of it fit.
+
+    Attributes:
+        head_sets: of a group.
+        heads: query heads of a set.
+        sets: of all groups.
+    """
+
+    def __init__(
+        self, problem: Problem, multiprocessors: int, shared_bytes: int, warps: int, tile_tokens: int
+    ) -> None:
+        self.head_sets = -(-problem.group_size // 8)
+        self.heads = -(-problem.group_size // self.head_sets)
+        self.sets = problem.kv_heads * self.head_sets
+        self._problem, self._shared_bytes = problem, shared_bytes
+        self._slot_bytes = warps * tile_tokens * problem.head_dim * problem.itemsize
+        self._static_bytes = warps * 4 * self.heads * problem.head_dim + 1536  # values and partials of warps
+        self._reading = problem.minimum_bytes / multiprocessors / BYTES_PER_US
+        tokens = sum(problem.context_lengths) * self.sets
+        self._instructions = tokens * _token_instructions(problem, self.heads) / multiprocessors
+
+    def slots(self, wanted_blocks: float) -> int:
+        """Of a ring: two where that lets blocks stand beside each other, or where issuing is what takes time
+        and float32 needs the first-level cache that slots would take; else 3, or 4 of fp8's small tiles."""
+        dtype = self._problem.dtype
+        issuing = self._instructions / ISSUE[dtype][0]
+        if self.resident(2, wanted_blocks) > 1 or (dtype == "float32" and issuing > self._reading):
+            return 2
+        wanted = 4 if dtype == FP8 else 3
+        return next((slots for slots in range(wanted, 2, -1) if self._fit(slots, 1)), 2)
+
+    def resident(self, slots: int, wanted_blocks: float) -> int:
+        """Blocks that a multiprocessor works on at a time, of as many as it gets."""
+        most = _resident_by_registers(self._problem, self.heads)
+        fitting = next((blocks for blocks in range(most, 1, -1) if self._fit(slots, blocks)), 1)
+        return max(1, min(fitting, -int(-wanted_blocks // 1)))
+
+    def busy(self, slots: int, blocks: int, times_read: float) -> float:
+        """Microseconds of reading and issuing, of which the longer nearly hides the other.
+
+        Args:
+            slots: of a ring; all but the one in use are in flight.
+            blocks: beside each other.
+            times_read: that the keys and values are.
+        """
+        hidden = blocks * (slots - 1) * self._slot_bytes / BYTES_IN_FLIGHT
+        rate = hidden / (1 + hidden**OVERLAP) ** (1 / OVERLAP)
+        per_us, half = ISSUE[self._problem.dtype]
+        reading = self._reading * times_read / rate
+        issuing = self._instructions / per_us * (1 + half / blocks)
+        return (reading**OVERLAP + issuing**OVERLAP) ** (1 / OVERLAP)
+
+    def _fit(self, slots: int, blocks: int) -> bool:
+        return blocks * (slots * self._slot_bytes + self._static_bytes) <= self._shared_bytes
+
+
+def _token_instructions(problem: Problem, heads: int) -> float:
+    """Warp instructions for a token and a set of heads, within a fifth of what the simulator counts."""
+    if problem.dtype != "float32":
+        return 9 + 0.12 * problem.head_dim
+    lanes = 1 << (problem.head_dim - 1).bit_length()  # with those that have no dimension
+    return 40 + 0.11 * lanes * heads
+
+
+def _resident_by_registers(problem: Problem, heads: int) -> int:
+    """Blocks of 8 warps that a multiprocessor's registers hold, of what ptxas 13.0 gives a thread for sm_90:
+    up to 80, 128 or 255 of them."""
+    if problem.dtype != "float32":
+        return 3 if problem.head_dim <= 64 else 2 if problem.head_dim <= 128 else 1
+    if problem.head_dim <= 128:
+        return 3 if heads <= 2 else 2 if heads <= 6 else 1
+    return 2 if problem.head_dim == 256 and heads <= 2 else 1
 
 
 def _fullest(tiles: Iterable[int], multiprocessors: int, resident: int) -> int:

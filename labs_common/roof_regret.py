@@ -12,7 +12,7 @@ import pandas as pd
 from labs_common.known_shapes import SHAPES
 from labs_common.plans import RING_WARPS, Device, ring_tile_tokens
 from labs_common.problem import Problem
-from labs_common.roof_bench import random_shapes, way
+from labs_common.roof_bench import Way, random_shapes, way
 from labs_common.roof_choice import choices
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "roof"
@@ -56,19 +56,20 @@ def _problems(file: str) -> dict[str, Problem]:
     return {problem.name: problem for problem in random_shapes(int(count), int(seed))}
 
 
-def _timed(
-    problem: Problem, device: Device, times: dict[tuple[int, int, bool, bool], float]
-) -> tuple[str, float]:
+def _timed(problem: Problem, device: Device, times: dict[Way, float]) -> tuple[str, float]:
     """The first choice that was timed, in words, and its microseconds."""
     ways = choices(
         problem, device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
     )
     for one in ways:
-        alike = [(h, s, w, e) for h, s, w, e in times if (h, w) == (one.block_heads, one.whole)]
+        alike = [k for k in times if (k.block_heads, k.runs) == (one.block_heads, one.runs)]
         if alike:
-            nearest = min(alike, key=lambda k: (k[3] != one.evict_first, abs(k[1] - one.ring_slots), k[1]))
-            kind = "whole" if one.whole else "equal runs"
-            return f"{kind}, {one.block_heads} heads a block, {nearest[1]} slots", times[nearest]
+            nearest = min(
+                alike,
+                key=lambda k: (k.evict_first != one.evict_first, abs(k.slots - one.ring_slots), k.slots),
+            )
+            kind = {0: "whole", 1: "equal runs", 2: "two equal runs"}[one.runs]
+            return f"{kind}, {one.block_heads} heads a block, {nearest.slots} slots", times[nearest]
     raise ValueError(f"{problem.name}: nothing that stage 09 may choose was timed")
 
 

@@ -79,8 +79,19 @@ class Source:
         Raises:
             ValueError: a local header that the lab does not have.
         """
-        seen: set[str] = set()
+        return self._expanded(set())
 
+    def headers(self) -> frozenset[str]:
+        """Names of the local headers that its includes lead to.
+
+        Raises:
+            ValueError: a local header that the lab does not have.
+        """
+        seen: set[str] = set()
+        self._expanded(seen)
+        return frozenset(seen)
+
+    def _expanded(self, seen: set[str]) -> str:
         def inline(name: str, text: str) -> str:
             inlined = False
 

@@ -175,6 +175,28 @@ def test_what_only_the_wrong_problem_has_is_told(simulator):
     assert "a lane has 2 chunks, c = 0 to 1" in diagnosis.sentence
 
 
+def test_what_only_a_warp_of_several_tiles_shows_is_told(simulator):
+    edits = (("weighted[d][h + 2] *= keep;", ""),)  # of half of the dimensions
+
+    diagnosis = diagnose_kernel(planted("7", edits), find_stage(7), simulator)
+
+    assert diagnosis.fault is None
+    assert "dimension 8 to 15, 24 to 31 of 32" in diagnosis.sentence
+    assert "Only there a warp has several tiles of a partition or segment" in diagnosis.sentence
+
+
+def test_a_tail_that_is_not_masked_is_on_the_last_page(simulator):
+    """The first sequence has 13 tokens on pages of 8; its last tile ends with zeros, which no page holds."""
+    stage = find_stage(8)
+    wrong = stage.source().text.replace("segment->end - tile, problem.scale", "TILE_TOKENS, problem.scale")
+    assert wrong != stage.source().text
+
+    diagnosis = diagnose_kernel(Source("mine.cu", wrong), stage, simulator)
+
+    assert (diagnosis.fault, diagnosis.batch, diagnosis.head, diagnosis.page) == ("tail_not_masked", 0, 0, 1)
+    assert "tiles.attend(" in wrong.splitlines()[diagnosis.line - 1]
+
+
 def test_nan_that_is_computed_is_no_empty_kernel(simulator):
     """exp(max - max) of two parts without a token."""
     stage = find_stage(5)

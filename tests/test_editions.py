@@ -378,7 +378,8 @@ def test_the_students_readme_has_no_answers_and_no_dead_links(student):
     text = (student / "README.md").read_text(encoding="utf-8")
 
     assert "times faster" not in text and "of the read ceiling" not in text
-    assert "palab grade" not in text and "palab release" not in text
+    assert "palab grade" not in text and "palab release" not in text and "Grading a class" not in text
+    assert "## `palab`" in text and "## conda" in text
     assert "| `00_baseline` | every thread repeats every dot product |" in text
     links = re.findall(r"\]\(([^)#]+)\)", text)
     assert links and all((student / link).exists() for link in links if "://" not in link)

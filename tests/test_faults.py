@@ -216,3 +216,121 @@ def test_a_number_where_nothing_may_be_summed_does_not_fit():
     assert fits(np.full((1, 1, 4), np.nan), dropped)
     assert fits(np.zeros((1, 1, 4)), dropped)
     assert not fits(reference(problem, inputs).output, dropped)
+
+
+@pytest.mark.parametrize(
+    ("name", "ring", "block"),
+    [
+        # A tile of 8 rows, zeros behind the five tokens; one of 32, copies of the last.
+        ("tail_not_masked", 10 / 8, (10 + 27 * 4) / 32),
+        ("tail_mask_off_by_one", 10 / 6, (10 + 4) / 6),
+        ("last_token_of_parts_skipped", 6 / 4, 6 / 4),
+    ],
+)
+def test_rows_of_the_last_tile_past_five_tokens(name, ring, block):
+    problem = Problem(1, 1, 32, 8, (5,))
+
+    for stage, expected in ((6, ring), (5, block)):
+        output = output_of(name, problem, counting(problem), stage=stage)
+        np.testing.assert_allclose(output, np.full((1, 1, 32), expected), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "expected"),
+    [
+        ("tiles_not_rescaled", 1, 2, (1 + 3) / (0.5 + 1)),
+        ("tile_sums_not_rescaled", 1, 2, (0.5 * 1 + 3) / (1 + 1)),
+        ("tiles_rescale_nothing", 1, 2, (1 + 3) / (1 + 1)),
+        ("weights_by_tile_maximum", 1, 2, (0.5 * 1 + 3) / (0.5 + 1)),
+        ("weights_by_tile_maximum", 2, 1, (1 + 3) / (1 + 0.5)),
+        ("tiles_not_rescaled", 2, 1, (1 + 0.5 * 3) / (1 + 0.5)),
+    ],
+)
+@pytest.mark.parametrize("other_warps_tile", [False, True])
+def test_two_tiles_of_one_warp_with_weights_of_one_and_two(name, first, second, expected, other_warps_tile):
+    """Values 1 and 3. The second tile of warp 0 begins after one tile of each of the 8 warps."""
+    at = 8 if other_warps_tile else 64
+    problem = Problem(1, 1, 32, 8, (65,))
+    inputs = make_inputs(problem)
+    inputs.query[...], inputs.key_cache[...], inputs.value_cache[...] = 1, 0, 0
+    inputs.key_cache[..., 0] = -60.0
+    for token, weight, value in ((0, first, 1), (at, second, 3)):
+        page, slot = inputs.block_tables[0, token // 8], token % 8
+        inputs.key_cache[page, slot, 0, 0], inputs.value_cache[page, slot] = np.log(weight), value
+    inputs = dataclasses.replace(inputs, scale=1.0)
+    right = (first * 1 + second * 3) / (first + second)
+
+    output = output_of(name, problem, inputs, stage=6)
+
+    np.testing.assert_allclose(
+        output, np.full((1, 1, 32), right if other_warps_tile else expected), rtol=1e-6
+    )
+
+
+def test_chunks_of_the_second_row_of_a_ring_lie_two_by_two_crosswise():
+    problem = Problem(1, 1, 32, 8, (2,))
+    inputs = two_scores(problem, 0.0, 100.0)
+    inputs.value_cache[inputs.block_tables[0, 0], 1, 0] = np.arange(32)
+
+    output = output_of("values_in_order", problem, inputs, stage=6)[0, 0]
+
+    expected = np.arange(32).reshape(8, 4)[[1, 0, 3, 2, 5, 4, 7, 6]]
+    np.testing.assert_allclose(output, expected.reshape(-1), rtol=1e-6)
+
+
+def test_weights_of_two_heads_and_two_tokens_not_turned():
+    """Weights 1/2 and 1 of the first head, 1 and 1 of the second: a head gets a token's of both."""
+    problem = Problem(2, 1, 32, 8, (2,), dtype="float16")
+    inputs = two_scores(problem, 0.0, np.log(2.0))
+    inputs.query[0, 1] = 0
+
+    output = output_of("weights_not_turned", problem, inputs, stage=7)[0]
+
+    np.testing.assert_allclose(output[0], np.full(32, (0.5 * 1 + 1 * 3) / (0.5 + 1)), rtol=1e-3)
+    np.testing.assert_allclose(output[1], np.full(32, (1 * 1 + 1 * 3) / (1 + 1)), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["values_not_turned", "keys_turned"])
+def test_a_matrix_loaded_the_wrong_way_round(name):
+    """A value of dimension d of token t comes from token d % 8, dimension t of the same eight."""
+    problem = Problem(1, 1, 32, 8, (8,), dtype="float16")
+    inputs = make_inputs(problem)
+    page = inputs.block_tables[0, 0]
+    inputs.query[...], inputs.key_cache[...], inputs.value_cache[...] = 0, 0, 0
+    inputs.query[0, 0, 3] = inputs.query[0, 0, 0] = 1
+    inputs.key_cache[page, 0, 0, 3] = 50
+    inputs.value_cache[page, :, 0] = np.arange(8)[:, None]
+    inputs = dataclasses.replace(inputs, scale=1.0)
+
+    output = output_of(name, problem, inputs, stage=7)[0, 0]
+
+    # The score of 50 is token 0's; with keys turned token 3 has it.
+    expected = np.arange(32) % 8 if name == "values_not_turned" else np.full(32, 3)
+    np.testing.assert_allclose(output, expected, rtol=1e-6)
+
+
+def test_rows_past_the_end_enter_a_very_low_maximum():
+    problem = Problem(1, 1, 32, 8, (2,))
+
+    assert np.isnan(output_of("tail_in_maximum", problem, two_scores(problem, -150.0, -151.0), stage=6)).all()
+    high = output_of("tail_in_maximum", problem, two_scores(problem, 150.0, 151.0), stage=6)
+    np.testing.assert_allclose(high, (1 + 3 * np.e) / (1 + np.e), rtol=1e-6)
+    whole = Problem(1, 1, 32, 8, (8,))  # no row past the end
+    inputs = two_scores(whole, 0.0, 0.0)
+    inputs.key_cache[..., 0], inputs.value_cache[...] = -150.0, 2
+    np.testing.assert_allclose(output_of("tail_in_maximum", whole, inputs, stage=6), 2, rtol=1e-6)
+
+
+def test_segments_must_be_cut_at_the_same_tokens():
+    stage, problem = find_stage(8), Problem(1, 1, 32, 16, (16 * 3, 16 * 5), dtype="float16")
+
+    with pytest.raises(ValueError, match="not cut at the same tokens"):
+        work_of(problem, stage.plan(problem, blocks=2))
+    work = work_of(problem, stage.plan(problem, blocks=8))
+    assert [part.tolist() for part in work.cut(40)] == [
+        list(range(16)),
+        list(range(16, 32)),
+        list(range(32, 40)),
+        [],
+        [],
+    ]

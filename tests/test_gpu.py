@@ -96,6 +96,7 @@ def test_counters_measure_or_say_why_not(tmp_path):
     """What the tier says holds: a capture agrees with the plan, or its error has the same reason."""
     from labs_common import metric_names as names
     from labs_common import metrics
+    from labs_common.ncu import read_profile
     from labs_common.ncu_rows import ProfileError
     from labs_common.profile import measure
     from labs_common.tiers import tiers
@@ -109,6 +110,7 @@ def test_counters_measure_or_say_why_not(tmp_path):
         assert caught.value.reason == counters.detail or "ncu" in counters.detail
         return
     frame = measure(stage, problem, keep=tmp_path / "kept.ncu-rep")
+    by_line = read_profile(tmp_path / "kept.ncu-rep", source="measured")
     launches = stage.plan(problem).launches
     assert set(frame["kernel"]) == {launch.entry for launch in launches}
     assert set(frame["source"]) == {"measured"}
@@ -116,4 +118,4 @@ def test_counters_measure_or_say_why_not(tmp_path):
         mine = metrics.select(frame, kernel=launch.entry)
         assert metrics.value(mine, "launch__block_size") == np.prod(launch.block)
         assert metrics.value(mine, names.TIME) > 0 and metrics.value(mine, names.DRAM_READ_BYTES) > 0
-        assert mine["line"].notna().any()
+        assert metrics.select(by_line, kernel=launch.entry)["line"].notna().any()

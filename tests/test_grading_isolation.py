@@ -17,6 +17,7 @@ from labs_common.grading.channel import ChannelClosed, ChannelError, ChannelTime
 from labs_common.grading.isolation import ChildEnded, Limits, Sandbox
 from labs_common.grading.marking import case_request, opening
 from labs_common.plans import Device
+from labs_common.problem import storage_dtype
 from labs_common.stages import find_stage
 
 STAGE = find_stage("02")
@@ -61,6 +62,17 @@ def test_arrays_survive_the_channel(pair):
 
 
 HEAD = struct.Struct("!8sIQ")
+
+
+@pytest.mark.parametrize("dtype", channel.KINDS)
+def test_every_dtype_survives_the_channel(pair, dtype):
+    ours, theirs = pair
+    array = np.arange(6).reshape(2, 3).astype(storage_dtype(dtype))
+
+    channel.send(ours, {"a": array})
+    got = channel.receive(theirs)["a"]
+
+    assert got.dtype == array.dtype and got.shape == array.shape and got.tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,32 @@
 """Rubric, answers and structure: what a count or an answer is worth, and what a rubric may say."""
 
 import math
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from labs_common.compare import compare
 from labs_common.grading.answers import mark_answers, mark_predictions, plain, read_number
-from labs_common.grading.cases import grading_cases
+from labs_common.grading.cases import TITLES, grading_cases
 from labs_common.grading.grade import Task, grade_submission
-from labs_common.grading.rubric import AnswerKey, Limit, RubricError, load_rubric, parse_rubric
+from labs_common.grading.rubric import (
+    OWN,
+    AnswerKey,
+    Limit,
+    RubricError,
+    load_rubric,
+    parse_rubric,
+    rubric_path,
+)
 from labs_common.grading.speed import speed_problem
 from labs_common.grading.structure import mark_structure, reads_too_little, structure_share
 from labs_common.grading.submissions import Submission
 from labs_common.predictions import score
+from labs_common.problem import FP8
 from labs_common.reference import reference
-from labs_common.stages import find_stage
+from labs_common.stages import ALL_STAGES, ROOF, STAGES, find_stage
 
 WRONG = {
     "no TOML": ("x = ", "no TOML"),
@@ -62,9 +73,30 @@ def test_a_wrong_rubric_names_the_field(text, message):
 def test_the_default_rubric():
     rubric = load_rubric()
 
-    assert rubric.stages == ("00_baseline", "01_cooperative", "02_vectorized", "03_gqa_reuse", "04_split_kv")
+    assert rubric.stages == tuple(stage.id for stage in STAGES)
     assert rubric.maximum("03_gqa_reuse", gpu=True) == 100
     assert rubric.maximum("03_gqa_reuse", gpu=False) == 85
+
+
+def test_the_rubric_of_the_stages_towards_the_roof():
+    rubric = load_rubric(Path("roof"))
+
+    assert rubric.stages == tuple(stage.id for stage in ROOF)
+    assert rubric.structure["sectors"] == load_rubric().structure["sectors"]
+    assert rubric.structure["multiplies"].none < load_rubric().structure["multiplies"].none
+    assert rubric.speed.none < load_rubric().speed.none
+    assert {rubric.maximum(stage, gpu=True) for stage in rubric.stages} == {100}
+
+
+def test_a_rubric_that_is_neither_a_file_nor_one_of_the_labs(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="the lab's own rubrics are default, roof"):
+        rubric_path(Path("rooof"))
+
+    monkeypatch.chdir(tmp_path)
+    Path("roof").mkdir()
+    assert rubric_path(Path("roof")) == OWN["roof"]
+    Path("roof.toml").write_text("")
+    assert rubric_path(Path("roof.toml")) == Path("roof.toml")
 
 
 def test_a_stage_may_have_points_of_its_own():
@@ -249,15 +281,37 @@ def test_predictions_have_points_of_their_own():
     assert record["out_of"] == 95
 
 
-def test_stages_towards_the_roof_are_graded_in_their_own_number_format():
-    for number, dtypes in (("03", {"float32"}), ("06", {"float32", "float16"}), ("08", {"float16"})):
-        stage = find_stage(number)
-        cases = grading_cases(stage, "a seed")
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
+@pytest.mark.parametrize("seed", ["a seed", "another"])
+def test_every_class_that_a_stage_can_take_is_graded(stage, seed):
+    """Whatever the seed draws, and every number format that the stage takes."""
+    cases = grading_cases(stage, seed)
 
-        assert {case.problem.dtype for case in cases} == dtypes
-        assert all(case.weights == stage.weights(case.problem) for case in cases)
-        assert {"plain", "empty", "needle", "far", "long"} <= {case.kind for case in cases}
-        assert speed_problem(stage).dtype == ("float16" if number == "08" else "float32")
+    assert {case.problem.dtype for case in cases} == {*stage.dtypes}
+    assert all(case.weights == stage.weights(case.problem) for case in cases)
+    absent = {*TITLES} - {case.kind for case in cases}
+    of_formats = {"half": "float16", "large_group": "float16", "bfloat16": "bfloat16", "fp8": FP8}
+    assert absent == {
+        *(kind for kind, dtype in of_formats.items() if dtype not in stage.dtypes),
+        *([] if stage.tensor_cores and "float32" in stage.dtypes else ["single"]),
+        *(["layout"] if len(stage.layouts) == 1 else []),
+    }
+
+
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
+def test_of_one_class_there_is_one_problem_and_of_layouts_each(stage):
+    kinds = Counter(case.kind for case in grading_cases(stage, "a seed"))
+
+    assert kinds.pop("layout", 0) == len(stage.layouts) - 1
+    assert set(kinds.values()) == {1}
+
+
+def test_a_problem_is_in_the_number_format_that_its_stage_is_taught_with():
+    for number, dtype in (("03", "float32"), ("06", "float32"), ("07", "float16"), ("08", "float16")):
+        stage = find_stage(number)
+        plain = grading_cases(stage, "a seed")[0].problem
+
+        assert plain.dtype == speed_problem(stage).dtype == dtype
 
 
 @pytest.mark.parametrize("seed", [f"seed {n}" for n in range(12)])

@@ -2,7 +2,9 @@
 
 import pytest
 
+from labs_common.grading.marking import headers_of
 from labs_common.grading.safety import MAX_SOURCE_BYTES, normalised, refusals
+from labs_common.stages import ALL_STAGES
 
 # Each reads, or asks for, /etc/passwd in a compiler that follows the C++ phases of translation.
 REACHES_A_FILE = {
@@ -102,3 +104,10 @@ def test_a_file_that_is_too_large_is_refused_unread():
 
 def test_what_is_judged_is_what_is_compiled():
     assert normalised("a\r\nb\rc\\ \t\nd") == "a\nb\nc\\\nd"
+
+
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
+def test_a_stages_own_headers_may_be_included_and_no_later_stages(stage):
+    assert refusals(stage.source().text, headers_of(stage)) == []
+    if stage.id[:2] < "08":
+        assert refusals('#include "tile_mma.cuh"', headers_of(stage))

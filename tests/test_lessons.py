@@ -1,5 +1,6 @@
 """What the notebooks call; expected figures are worked out by hand."""
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 
@@ -166,6 +167,29 @@ def test_your_counts_stand_beside_the_labs(edition, monkeypatch, capsys):
     (folder / "02_vectorized.cu").write_text("this is no CUDA", encoding="utf-8")
     assert list(lessons.count_mine(stage, tiny, folder)) == ["the lab's"]
     assert "does not run through" in capsys.readouterr().out
+
+
+def test_your_own_plan_is_what_is_counted(edition, monkeypatch):
+    folder, lab = edition
+    stage, tiny = find_stage("02"), PRESETS["tiny"]
+    monkeypatch.undo()
+    (folder / "02_vectorized.cu").write_text(lab.text, encoding="utf-8")
+
+    def with_shared_memory(entry, problem, device):
+        usual = stage.planner(entry, problem, device)
+        launch = dataclasses.replace(usual.launches[0], shared_bytes=100 * 1024)
+        return dataclasses.replace(usual, launches=(launch,))
+
+    table = lessons.occupancy_mine(stage, tiny, folder, with_shared_memory)
+
+    assert list(table) == ["the lab's: vectorized", "yours: vectorized"]
+    assert list(table.loc["shared bytes a block"]) == ["0", "102,400"]
+    assert list(table.loc["blocks on an SM"]) == ["32", "2"]
+    assert list(table.loc["theoretical occupancy, %"]) == ["50", "3"]
+    same = lessons.occupancy_mine(stage, tiny, folder)
+    assert (same["yours: vectorized"] == same["the lab's: vectorized"]).all()
+    counts = lessons.count_mine(stage, tiny, folder, with_shared_memory)
+    assert (counts["yours"] == counts["the lab's"]).all()
 
 
 def test_explaining_is_per_gpu_and_says_when_nothing_is_recorded(capsys):

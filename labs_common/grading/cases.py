@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from labs_common.inputs import Inputs, make_inputs
 from labs_common.layouts import from_nhd, to_nhd
 from labs_common.plans import Device
-from labs_common.problem import Problem
+from labs_common.problem import FP8, Problem
 from labs_common.stages import Stage
 
 Typed = Callable[[Problem], Problem]  # a problem in the number format that a stage is taught with
@@ -29,6 +30,7 @@ class Case:
         calls: the inputs of each launch, in order; the module's state lives from one to the next.
         far: whether the second half of the pages lies 2^31 elements away from the first.
         weights: the dtype that softmax weights may be rounded to.
+        options: of the stage's plan, where it is not the one that the problem has by default.
     """
 
     kind: str
@@ -37,7 +39,12 @@ class Case:
     calls: tuple[Inputs, ...]
     far: bool = False
     weights: str = "float32"
+    options: Mapping[str, int] = field(default_factory=dict)
 
+
+# A context is cut into this many parts, or parts this long: so that short ones are merged from several too.
+SPLITS, PARTITION_TOKENS = 3, 32
+UNCUT = ("plain", "long")  # classes that are planned as any other problem of their size
 
 TITLES = {
     "plain": "whole pages, head_dim 64 or 128",
@@ -52,7 +59,11 @@ TITLES = {
     "extreme": "scores far beyond what exp can take without subtracting the maximum",
     "long": "long and short contexts in one batch, at the edges of splits",
     "far": "a cache of more than 2^31 elements",
+    "large_group": "more than eight query heads to a key/value head",
     "half": "float16 inputs and output, with fp32 accumulation",
+    "single": "float32 inputs and output, which tensor cores do not take",
+    "bfloat16": "bfloat16 inputs and output",
+    "fp8": "a cache of 8-bit numbers, whose keys and values each have a scale",
     "layout": "the stage's other cache layouts",
 }
 
@@ -65,15 +76,29 @@ def grading_cases(stage: Stage, seed: str, device: Device | None = None) -> tupl
         seed: secret of the grading run; the same for every student.
         device: whose limits the stage's plans keep.
     """
-    makers = (_plain, _partial_page, _empty, _head_dim, _wide_head, _group, _page_size, _table, _needle,
-              _extreme, _long, _far, _half, _layout)  # fmt: skip
-    cases = []
+    makers = (_plain, _partial_page, _empty, _head_dim, _wide_head, _group, _large_group, _page_size, _table,
+              _needle, _extreme, _long, _far, _half, _single, _bfloat16, _fp8, _layout)  # fmt: skip
+    cases: list[Case] = []
     for maker in makers:
         kind = maker.__name__[1:]
-        for case in maker(kind, generator(seed, stage.id, kind), stage.typed):
-            if stage.supports(case.problem, device) is None:
-                cases.append(dataclasses.replace(case, weights=stage.weights(case.problem)))
-    return tuple(cases)
+        made = maker(kind, generator(seed, stage.id, kind), stage.typed)
+        taken = (case for case in made if stage.supports(case.problem, device) is None)
+        cases += taken if kind == "layout" else itertools.islice(taken, 1)
+    return tuple(
+        dataclasses.replace(
+            case, weights=stage.weights(case.problem), options=_options(stage, case, device or Device())
+        )
+        for case in cases
+    )
+
+
+def _options(stage: Stage, case: Case, device: Device) -> dict[str, int]:
+    numbers = stage.plan(case.problem, device).numbers
+    if case.kind in UNCUT:
+        return {}
+    if "splits" in numbers:
+        return {"splits": SPLITS}
+    return {"partition_tokens": PARTITION_TOKENS} if "partitions" in numbers else {}
 
 
 def generator(seed: str, *names: str) -> np.random.Generator:
@@ -115,6 +140,18 @@ def _lengths(random: np.random.Generator, low: int, high: int, count: int) -> tu
     return tuple(int(n) for n in random.integers(low, high, count))
 
 
+def _one_after_another(random: np.random.Generator, values: Iterable[int]) -> Iterator[int]:
+    """The values in random order, each drawn when it is asked for."""
+    left = list(values)
+    while left:
+        value = int(random.choice(left))
+        left.remove(value)
+        yield value
+
+
+# Every maker gives problems of its class, of which a stage is graded on the first that it takes.
+
+
 def _plain(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     lengths = tuple(16 * n for n in _lengths(random, 2, 7, 3))
     problem = typed(Problem(8, 2, int(random.choice([64, 128])), 16, lengths))
@@ -135,14 +172,14 @@ def _empty(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     return _simple(kind, random, typed(Problem(4, 2, 64, 16, tuple(int(n) for n in lengths))))
 
 
-def _head_dim(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
-    dim = int(random.choice([24, 40, 72, 80, 96, 104, 120]))
-    return _simple(kind, random, typed(Problem(4, 2, dim, 16, _lengths(random, 18, 50, 2))))
+def _head_dim(kind: str, random: np.random.Generator, typed: Typed) -> Iterator[Case]:
+    for dim in _one_after_another(random, (24, 40, 72, 80, 96, 104, 120)):
+        yield from _simple(kind, random, typed(Problem(4, 2, dim, 16, _lengths(random, 18, 50, 2))))
 
 
-def _wide_head(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
-    dim = int(random.choice([160, 192, 224, 256]))
-    return _simple(kind, random, typed(Problem(4, 2, dim, 16, _lengths(random, 18, 50, 2))))
+def _wide_head(kind: str, random: np.random.Generator, typed: Typed) -> Iterator[Case]:
+    for dim in _one_after_another(random, (160, 192, 224, 256)):
+        yield from _simple(kind, random, typed(Problem(4, 2, dim, 16, _lengths(random, 18, 50, 2))))
 
 
 def _group(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
@@ -150,9 +187,16 @@ def _group(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     return _simple(kind, random, typed(Problem(size * heads, heads, 64, 16, _lengths(random, 18, 50, 2))))
 
 
-def _page_size(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
-    size = int(random.choice([8, 24, 32]))
-    return _simple(kind, random, typed(Problem(4, 2, 128, size, _lengths(random, size + 1, 4 * size, 2))))
+def _large_group(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
+    """In 16 bits, and so for the stages that hold a group's heads in registers, eight at a time."""
+    size = int(random.integers(9, 17))
+    return _simple(kind, random, Problem(size, 1, 64, 16, _lengths(random, 18, 50, 2), dtype="float16"))
+
+
+def _page_size(kind: str, random: np.random.Generator, typed: Typed) -> Iterator[Case]:
+    for size in _one_after_another(random, (8, 24, 32)):
+        lengths = _lengths(random, size + 1, 4 * size, 2)
+        yield from _simple(kind, random, typed(Problem(4, 2, 128, size, lengths)))
 
 
 def _table(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
@@ -233,6 +277,31 @@ def _far(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
 def _half(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
     lengths = (int(random.integers(300, 400)), int(random.integers(20, 40)))
     return _simple(kind, random, Problem(12, 2, 128, 16, lengths, dtype="float16"))
+
+
+def _single(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
+    problem = Problem(8, 2, 128, 16, _lengths(random, 18, 90, 2))
+    return _simple(kind, random, problem) if typed(problem) != problem else []
+
+
+def _bfloat16(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
+    return _simple(kind, random, Problem(4, 2, 64, 16, _lengths(random, 18, 90, 2), dtype="bfloat16"))
+
+
+def _fp8(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
+    page_size = int(random.choice([8, 16, 32]))
+    key_scale, value_scale = (float(n) for n in random.uniform(0.3, 3.0, 2))
+    problem = Problem(
+        8,
+        2,
+        128,
+        page_size,
+        _lengths(random, page_size + 1, 90, 2),
+        dtype=FP8,
+        key_scale=key_scale,
+        value_scale=value_scale,
+    )
+    return _simple(kind, random, problem)
 
 
 def _layout(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:

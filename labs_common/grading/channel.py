@@ -16,10 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from labs_common.problem import DTYPES, storage_dtype
+
 MAGIC = b"palabmsg"
 MAX_JSON = 4 << 20
 MAX_ARRAYS = 512 << 20
-DTYPES = ("float16", "float32", "float64", "int32", "int64", "uint8")
+KINDS = (*DTYPES, "float64", "int32", "int64", "uint8")  # of arrays
 _HEAD = struct.Struct("!8sIQ")
 _ARRAY = "__array__"
 
@@ -49,9 +51,7 @@ def send(sock: socket.socket, message: dict[str, Any], timeout_s: float | None =
     try:
         _send_all(sock, _HEAD.pack(MAGIC, len(text), size) + text, deadline)
         for array in arrays:
-            _send_all(
-                sock, memoryview(np.ascontiguousarray(array)).cast("B") if array.nbytes else b"", deadline
-            )
+            _send_all(sock, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, deadline)
     except (BrokenPipeError, ConnectionResetError, OSError) as error:
         if isinstance(error, TimeoutError):
             raise ChannelTimeout("the other side does not read") from None
@@ -97,9 +97,10 @@ def _with_arrays(value: Any, data: memoryview) -> Any:
     if isinstance(value, dict):
         if _ARRAY in value:
             dtype, shape, start = value[_ARRAY]
-            if dtype not in DTYPES or not all(type(n) is int and n >= 0 for n in [*shape, start]):
+            if dtype not in KINDS or not all(type(n) is int and n >= 0 for n in [*shape, start]):
                 raise ValueError("an array of another kind")
-            end = start + math.prod(shape) * np.dtype(dtype).itemsize
+            dtype = storage_dtype(dtype)
+            end = start + math.prod(shape) * dtype.itemsize
             if end > len(data):
                 raise ValueError("an array past the end")
             return np.frombuffer(data[start:end], dtype).reshape(shape).copy()

@@ -18,7 +18,7 @@ from labs_common.grading import class_report, feedback, tables
 from labs_common.grading.grade import Task, grade_submission, sandbox
 from labs_common.grading.isolation import Limits
 from labs_common.grading.marking import hidden
-from labs_common.grading.rubric import DEFAULT, Rubric, load_rubric, parse_rubric
+from labs_common.grading.rubric import Rubric, load_rubric, parse_rubric, rubric_path
 from labs_common.grading.schedulers import DaskScheduler, LocalScheduler, run_all
 from labs_common.grading.store import Store, differing_marks
 from labs_common.grading.submissions import Submission, find_submissions
@@ -81,7 +81,8 @@ def grade_class(
     Args:
         submissions: the folder.
         out: output folder.
-        assignment: the rubric; by default the lab's, or the bundle's where one is graded again.
+        assignment: the rubric, as ``rubric_path`` takes it; by default the lab's, or the bundle's where one
+            is graded again.
         stages: in place of the rubric's.
         scheduler: where; by default processes of this machine.
         gpu: whether to mark speed, where the work is done.
@@ -136,7 +137,7 @@ def _rubric(assignment: Path | None, stages: tuple[str, ...], head: Mapping[str,
         return parse_rubric(
             head["rubric_text"], "the bundle's rubric", stages or tuple(head["stages"])
         ), head["rubric_text"]
-    path = assignment or DEFAULT
+    path = rubric_path(assignment)
     return load_rubric(path, stages), path.read_text(encoding="utf-8-sig")
 
 

@@ -15,7 +15,7 @@ from labs_common.grading.cases import Case, grading_cases, structure_problem
 from labs_common.grading.execution import device_to, hash_inputs, inputs_to, problem_to
 from labs_common.grading.isolation import ChildEnded, Sandbox, Session
 from labs_common.grading.rubric import Rubric
-from labs_common.grading.safety import refusals
+from labs_common.grading.safety import LAB_HEADERS, refusals
 from labs_common.grading.structure import Mark, mark_structure, measures, reads_too_little, structure_share
 from labs_common.grading.submissions import Kernel
 from labs_common.plans import Device
@@ -26,6 +26,7 @@ from labs_common.stages import Stage, find_stage
 
 MAX_TIMEOUTS = 2  # classes that a kernel may hang in before the others are left out
 MAX_REASON = 600
+GRADER_FAILED = "the grader failed on it; the instructor has been told"
 ENDED = ("time", "memory", "crash", "protocol")  # errors that may have cost a child, or long time
 
 
@@ -109,9 +110,12 @@ class SpeedMarks(Protocol):
         """What was timed, with ``ratio``, or an ``error``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hidden:
-    """What a stage is graded with: problems, right answers, and the reference kernel's counts."""
+    """What a stage is graded with: problems, right answers, and the reference kernel's counts.
+
+    Compared by identity, so that what is worked out for one can be kept.
+    """
 
     cases: tuple[Case, ...]
     expected: tuple[tuple[Reference, ...], ...]
@@ -128,7 +132,13 @@ def opening(stage: Stage, name: str, text: str, device: Device, engine: str = "s
 def case_request(case: Case, resources: bool = False) -> dict[str, Any]:
     """A request to run one hidden problem."""
     calls = [inputs_to(inputs) for inputs in case.calls]
-    return {"problem": problem_to(case.problem), "calls": calls, "far": case.far, "resources": resources}
+    return {
+        "problem": problem_to(case.problem),
+        "options": dict(case.options),
+        "calls": calls,
+        "far": case.far,
+        "resources": resources,
+    }
 
 
 @functools.lru_cache(maxsize=16)
@@ -222,7 +232,7 @@ def _error_reason(error: Mapping[str, Any]) -> str:
         "unsupported": "it uses what the simulator does not have",
         "crash": "its process crashed",
         "protocol": "its process sent what is no answer",
-        "internal": "the grader failed on it; the instructor has been told",
+        "internal": GRADER_FAILED,
     }.get(str(kind), "it failed")
     if kind == "internal":
         return start
@@ -263,7 +273,7 @@ def mark_kernel(
     if kernel is None:
         grade.reasons.append("no kernel was handed in for this stage")
         return grade
-    refused = refusals(kernel.text)
+    refused = refusals(kernel.text, headers_of(stage))
     if refused:
         grade.reasons += [str(refusal) for refusal in refused[:5]]
         if any("include" in r.message or "import" in r.message or "embed" in r.message for r in refused):
@@ -273,12 +283,20 @@ def mark_kernel(
     _run_cases(kernel, stage, secret, sandbox, device, grade)
     if gpu and _all_right(grade):
         grade.cases += speed.cases(kernel, stage, secret, device)
+        if failed := [case.detail for case in grade.cases if case.reason == GRADER_FAILED]:
+            grade.flags.setdefault("needs a look", f"on the GPU: {failed[0][:300]}")
     _mark_correctness(grade, rubric)
     if gpu and _all_right(grade):
         grade.speed = speed.time(kernel, stage, device)
         _mark_speed(grade, rubric)
     _apply_integrity(grade, rubric)
     return grade
+
+
+@functools.lru_cache
+def headers_of(stage: Stage) -> tuple[str, ...]:
+    """Headers that a kernel in a stage's place may include: no later stage's, which may hold its answer."""
+    return (*LAB_HEADERS, *sorted(stage.source().headers() - {*LAB_HEADERS}))
 
 
 def _all_right(grade: StageGrade) -> bool:
@@ -448,6 +466,7 @@ def _mark_speed(grade: StageGrade, rubric: Rubric) -> None:
     speed = grade.speed
     if "error" in speed:
         grade.reasons.append(f"speed: {speed['error']}")
+        grade.flags.setdefault("needs a look", f"right everywhere, and when it was timed: {speed['error']}")
         return
     share = rubric.speed.share(speed["ratio"])
     grade.points["speed"] = round(grade.maximum["speed"] * share, 2)

@@ -14,7 +14,9 @@ from typing import Any
 from labs_common.grading.cases import TITLES
 from labs_common.stages import find_stage
 
-DEFAULT = Path(__file__).with_name("default_rubric.toml")
+# The lab's own rubrics, by the name that `palab grade --assignment` takes in place of a file.
+OWN = {name: Path(__file__).with_name(f"{name}_rubric.toml") for name in ("default", "roof")}
+DEFAULT = OWN["default"]
 PARTS = ("correctness", "cleanliness", "structure", "speed", "predictions")
 COUNTS = (
     "requests",
@@ -127,18 +129,36 @@ class RubricError(ValueError):
     """A wrong rubric; the message names the file, the field, its value and what is allowed."""
 
 
+def rubric_path(given: Path | None) -> Path:
+    """The file of a rubric.
+
+    Args:
+        given: a TOML file, or a name in ``OWN``; the default one where None.
+
+    Raises:
+        FileNotFoundError: neither; the message lists the names.
+    """
+    if given is None:
+        return DEFAULT
+    if given.is_file():
+        return given
+    if str(given) not in OWN:
+        raise FileNotFoundError(f"{given}: no such file, and the lab's own rubrics are {', '.join(OWN)}")
+    return OWN[str(given)]
+
+
 def load_rubric(path: Path | None = None, stages: tuple[str, ...] = ()) -> Rubric:
     """Read and check a rubric.
 
     Args:
-        path: of the TOML file; the default one where None.
+        path: as ``rubric_path`` takes it.
         stages: grade only these, in place of the file's.
 
     Raises:
         FileNotFoundError: there is no such file.
         RubricError: see there.
     """
-    path = path or DEFAULT
+    path = rubric_path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

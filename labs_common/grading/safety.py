@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 MAX_SOURCE_BYTES = 256 * 1024
@@ -102,11 +102,15 @@ def normalised(text: str) -> str:
     return re.sub(r"\\[ \t\f\v]+\n", r"\\\n", text)
 
 
-def refusals(text: str) -> list[Refusal]:
+def refusals(text: str, headers: Collection[str] = LAB_HEADERS) -> list[Refusal]:
     """Every reason not to compile a kernel's text; empty for a text that may be compiled.
 
     Only literal includes of the lab's headers and of some CUDA headers are let through, so that no file of
     the machine can be read into an error message, a constant or a timing.
+
+    Args:
+        text: CUDA C++.
+        headers: names of the lab's headers that it may include.
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
         return [Refusal(1, f"the file is larger than {MAX_SOURCE_BYTES // 1024} KiB")]
@@ -130,7 +134,7 @@ def refusals(text: str) -> list[Refusal]:
         kind, token, line = match.lastgroup, match[0], lines(match.start())
         if kind == "newline":
             if directive is not None:
-                found += _judge("".join(directive), began)
+                found += _judge("".join(directive), began, headers)
             at_line_start, directive = True, None
             continue
         if kind in ("space", "comment", "line_comment"):
@@ -204,7 +208,7 @@ def _splice(text: str) -> tuple[str, Callable[[int], int]]:
     return "".join(pieces), lambda offset: numbers[bisect.bisect_right(starts, offset) - 1]
 
 
-def _judge(body: str, line: int) -> list[Refusal]:
+def _judge(body: str, line: int, headers: Collection[str]) -> list[Refusal]:
     """What is wrong with one directive, given what follows its ``#`` without comments."""
     match = re.match(r"\s*(\w*)(.*)", body, re.DOTALL)
     name, rest = match[1], match[2]
@@ -214,9 +218,9 @@ def _judge(body: str, line: int) -> list[Refusal]:
             return [Refusal(line, 'an #include must be a literal "header" or <header>')]
         quoted, angled = literal[1], literal[2]
         header = quoted if quoted is not None else angled
-        if header in (LAB_HEADERS if quoted is not None else CUDA_HEADERS):
+        if header in (headers if quoted is not None else CUDA_HEADERS):
             return []
-        allowed = ", ".join([*(f'"{h}"' for h in LAB_HEADERS), *(f"<{h}>" for h in CUDA_HEADERS)])
+        allowed = ", ".join([*(f'"{h}"' for h in headers), *(f"<{h}>" for h in CUDA_HEADERS)])
         return [Refusal(line, f"#include of {header[:80]!r} is not allowed; allowed are {allowed}")]
     if name in DIRECTIVES:
         return []

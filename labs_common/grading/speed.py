@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,14 @@ import numpy as np
 from labs_common.compare import compare
 from labs_common.grading.cases import Case, generator
 from labs_common.grading.isolation import ChildEnded, Limits, Sandbox, Session
-from labs_common.grading.marking import CaseResult, Hidden, case_request, judge, opening
+from labs_common.grading.marking import (
+    CaseResult,
+    Hidden,
+    StageNotGradable,
+    case_request,
+    judge,
+    opening,
+)
 from labs_common.grading.rubric import Rubric
 from labs_common.grading.submissions import Kernel
 from labs_common.inputs import Inputs, make_inputs
@@ -26,6 +34,7 @@ SETS = 2
 # The problem of each kind of stage: 134 MB of keys and values a set, past any L2 cache when two alternate.
 WIDE = Problem(32, 8, 128, 16, (1024,) * 16, name="speed")
 LONG = Problem(32, 8, 128, 16, (8192,) * 2, name="speed")
+LONG_16 = Problem(32, 8, 128, 16, (16384,) * 2, name="speed")  # the same bytes in 16 bits
 ROOF_MARGIN = 1.10  # reading faster than this many times the measured ceiling is impossible
 GPU_LIMITS = {
     "memory_bytes": 0,
@@ -38,7 +47,9 @@ GPU_LIMITS = {
 
 def speed_problem(stage: Stage) -> Problem:
     """What a stage is timed on: many sequences, or few long ones where the context is split."""
-    return stage.typed(LONG if stage.id[:2] >= "04" else WIDE)
+    if stage.tensor_cores:
+        return stage.typed(LONG_16)
+    return LONG if stage.id[:2] >= "04" else WIDE
 
 
 class SpeedMarker:
@@ -49,32 +60,19 @@ class SpeedMarker:
         self.sandbox = _gpu_sandbox(dataclasses.replace(limits, **GPU_LIMITS))
 
     def cases(self, kernel: Kernel, stage: Stage, secret: Hidden, device: Device) -> list[CaseResult]:
-        """Every hidden problem once more, on the GPU; a hang or a fault costs a child and no more."""
-        results: list[CaseResult] = []
-        session: Session | None = None
-        try:
-            for case, expected in zip(secret.cases, secret.expected, strict=True):
-                if case.far:
-                    continue  # it would take 8 GB of memory
-                try:
-                    if session is None:
-                        session = self.sandbox.open()
-                        session.request(opening(stage, stage.path.name, kernel.text, device, "gpu"))
-                    answer = session.request(case_request(case))
-                except ChildEnded as ended:
-                    answer = {"error": {"kind": ended.kind, "message": str(ended)}}
+        """Every hidden problem once more, on the GPU; a hang or a fault costs a child and no more.
+
+        Raises:
+            StageNotGradable: the lab's own kernel fails there.
+        """
+        taken = _taken(stage, secret, device, self.sandbox)
+        answers = _answers(self.sandbox, stage, kernel.text, device, [case for case, _ in taken])
+        with contextlib.closing(answers):
+            for (case, expected), answer in zip(taken, answers, strict=True):
                 result = judge(case, expected, answer)
-                if "error" in answer and session is not None:
-                    session.close()
-                    session = None
-                if not result.ok:
-                    title = f"on the GPU, {case.title}"
-                    results.append(dataclasses.replace(result, title=title))
-                    break  # right in the simulator and wrong here: one such problem says enough
-        finally:
-            if session is not None:
-                session.close()
-        return results
+                if not result.ok:  # right in the simulator and wrong here: one such problem says enough
+                    return [dataclasses.replace(result, title=f"on the GPU, {case.title}")]
+        return []
 
     def time(self, kernel: Kernel, stage: Stage, device: Device) -> dict[str, Any]:
         """Ratio of the kernel's time to the reference's; measured again where it falls near an edge."""
@@ -153,6 +151,60 @@ def judge_timing(
             f"{answer['ceiling'] / 1e9:.0f} GB/s"
         )
     return found
+
+
+def _answers(
+    sandbox: Sandbox, stage: Stage, text: str, device: Device, cases: Sequence[Case]
+) -> Iterator[dict[str, Any]]:
+    """What children answer to each problem; where one is lost, the next problem has a new one."""
+    session: Session | None = None
+    try:
+        for case in cases:
+            try:
+                if session is None:
+                    session = sandbox.open()
+                    session.request(opening(stage, stage.path.name, text, device, "gpu"))
+                answer = session.request(case_request(case))
+            except ChildEnded as ended:
+                answer = {"error": {"kind": ended.kind, "message": str(ended)}}
+            if answer.get("error", {}).get("kind", "device") != "device" and session is not None:
+                session.close()
+                session = None
+            yield answer
+    finally:
+        if session is not None:
+            session.close()
+
+
+@functools.lru_cache(maxsize=16)
+def _taken(
+    stage: Stage, secret: Hidden, device: Device, sandbox: Sandbox
+) -> tuple[tuple[Case, tuple[Reference, ...]], ...]:
+    """The hidden problems that fit on the GPU, with right answers; the lab's own kernel solves each there.
+
+    Raises:
+        StageNotGradable: it does not, or the plainest problem does not fit.
+    """
+    near = [pair for pair in zip(secret.cases, secret.expected, strict=True) if not pair[0].far]
+    answers = _answers(sandbox, stage, stage.source().text, device, [case for case, _ in near])
+    taken, refused = [], ""
+    with contextlib.closing(answers):
+        for (case, expected), answer in zip(near, answers, strict=True):
+            if (
+                answer.get("error", {}).get("kind") == "device"
+            ):  # a smaller GPU than the one that is simulated
+                refused = str(answer["error"].get("message", ""))
+                continue
+            result = judge(case, expected, answer)
+            if not result.ok:
+                where = f"on the GPU, on {case.problem}"
+                raise StageNotGradable(
+                    f"stage {stage.id}: the lab's own kernel fails {where}: {result.detail}"
+                )
+            taken.append((case, expected))
+    if not any(case.kind == "plain" for case, _ in taken):
+        raise StageNotGradable(f"stage {stage.id} does not run on this GPU: {refused}")
+    return tuple(taken)
 
 
 @functools.lru_cache(maxsize=8)

@@ -4,7 +4,7 @@ Each line is (what it must be called, stages, edits); an edit replaces every occ
 a kernel does not have is an error, so that the table follows the kernels.
 """
 
-from labs_common.source import Source
+from labs_common.source import KERNELS, Source
 from labs_common.stages import find_stage
 
 Edit = tuple[str, str]
@@ -647,6 +647,113 @@ PLANTS += (
         (("tiles.weigh(ring.wait());", "tiles.weigh(ring.slots + ring.oldest * TILE_CHUNKS);"),),
     ),
     ("racecheck", "89", (("TOKEN_WARPS);\n    wait_for_set();", "TOKEN_WARPS);"),)),
+)
+
+# What a warp makes of its tiles. 06 and 07 work it out; 08 and 09 are given it in a header, which an author
+# may still write anew.
+VALID_8 = "segment->end - tile,"
+MASK_6 = f"const bool valid = tile + s * STEP_TOKENS + {VALID_6}"
+MASK_7 = f"const bool valid = tile + row + {VALID_7}"
+ADD_TILE = "running = combine(running, merge_lanes(part), keep, take);"
+ADD_TILE_SUM = "part = merge_lanes(part);\nconst float had = running.sum;\n" + ADD_TILE.replace(
+    "merge_lanes(part)", "part"
+)
+ONLY_ADD_SUM = f"{ADD_TILE_SUM}\nrunning.sum = had + take * part.sum;"
+IF_LARGER = "if (__any_sync(FULL_WARP, keep != 1.0f))"
+SCALE_7 = "weighted[d][h] *= keep;\n        weighted[d][h + 2] *= keep;"
+SCORE_7 = "weight[i] = valid ? (products[0][i] + products[1][i]) * problem.scale : -INFINITY;"
+KEYS_7, VALUES_7 = (
+    "chunk_address(keys, lane % 16, c + lane / 16)",
+    "chunk_address(values, lane / 16 * 8 + lane % 8, c + lane / 8 % 2)",
+)
+IN_ORDER_6 = {name: (f"load_row<true>({name},", f"load_row<false>({name},") for name in ("keys", "values")}
+IN_ORDER_7 = {
+    name: (
+        address,
+        f"static_cast<unsigned>(__cvta_generic_to_shared({name})) + 16 * ({row} * ROW_CHUNKS + {column})",
+    )
+    for name, address, row, column in (
+        ("keys", KEYS_7, "(lane % 16)", "c + lane / 16"),
+        ("values", VALUES_7, "(lane / 16 * 8 + lane % 8)", "c + lane / 8 % 2"),
+    )
+}
+
+
+def own_tile(*edits: Edit) -> tuple[Edit, ...]:
+    """The header of a warp's attention by tensor cores, changed and in place of its inclusion."""
+    text = (KERNELS / "roof" / "tile_mma.cuh").read_text(encoding="utf-8")
+    for old, new in edits:
+        if old not in text:
+            raise ValueError(f"tile_mma.cuh has no {old!r}; mend tests/faulty/plants.py")
+        text = text.replace(old, new)
+    return (('#include "tile_mma.cuh"', text),)
+
+
+PLANTS += (
+    ("tiles_not_rescaled", "6", ((IF_LARGER, "if (false)"),)),
+    ("tiles_not_rescaled", "7", ((SCALE_7, ""),)),
+    (
+        "tiles_not_rescaled",
+        "89",
+        own_tile(("weighted[d][h] *= keep;\n          weighted[d][h + 2] *= keep;", "")),
+    ),
+    ("tile_sums_not_rescaled", "56", ((ADD_TILE, ONLY_ADD_SUM),)),
+    ("tile_sums_not_rescaled", "7", (("sum[h] * keep + weight[h]", "sum[h] + weight[h]"),)),
+    ("tile_sums_not_rescaled", "89", own_tile(("sum[h] *= keep;", ""))),
+    ("tiles_rescale_nothing", "56", ((ADD_TILE, ONLY_ADD_SUM), (IF_LARGER, "if (false)"))),
+    (
+        "tiles_rescale_nothing",
+        "7",
+        (("const float keep = __expf(max[h] - larger);", "const float keep = 1.0f;"),),
+    ),
+    (
+        "tiles_rescale_nothing",
+        "89",
+        own_tile(("const float keep = __expf(max[h] - larger[h]);", "const float keep = 1;")),
+    ),
+    (
+        "weights_by_tile_maximum",
+        "56",
+        ((ADD_TILE, ADD_TILE_SUM), ("__expf(score[s] - running.max)", "__expf(score[s] - part.max)")),
+    ),
+    ("tail_not_masked", "5", ((VALID_5, "const bool valid = true;"),)),
+    ("tail_not_masked", "6", ((MASK_6, "const bool valid = true;"),)),
+    ("tail_not_masked", "7", ((MASK_7, "const bool valid = true;"),)),
+    ("tail_not_masked", "89", ((VALID_8, "TILE_TOKENS,"),)),
+    ("tail_mask_off_by_one", "5", ((VALID_5, VALID_5.replace("< end", "<= end")),)),
+    ("tail_mask_off_by_one", "6", ((MASK_6, MASK_6.replace("< end", "<= end")),)),
+    ("tail_mask_off_by_one", "7", ((MASK_7, MASK_7.replace("< end", "<= end")),)),
+    ("tail_mask_off_by_one", "89", ((VALID_8, "segment->end - tile + 1,"),)),
+    ("last_token_of_parts_skipped", "5", ((VALID_5, VALID_5.replace("< end", "< end - 1")),)),
+    ("last_token_of_parts_skipped", "6", ((MASK_6, MASK_6.replace("< end", "< end - 1")),)),
+    ("last_token_of_parts_skipped", "7", ((MASK_7, MASK_7.replace("< end", "< end - 1")),)),
+    ("last_token_of_parts_skipped", "89", ((VALID_8, "segment->end - 1 - tile,"),)),
+    ("tail_in_maximum", "6", (("if (!valid) score[s] = -INFINITY;", ""),)),
+    (
+        "tail_in_maximum",
+        "7",
+        (
+            (SCORE_7, SCORE_7.replace("valid ? ", "").replace(" : -INFINITY", "")),
+            (
+                "weight[h] = __expf(weight[h] - larger);",
+                "weight[h] = tile + row < end ? __expf(weight[h] - larger) : 0;",
+            ),
+            (
+                "weight[h + 2] = __expf(weight[h + 2] - larger);",
+                "weight[h + 2] = tile + row + 8 < end ? __expf(weight[h + 2] - larger) : 0;",
+            ),
+        ),
+    ),
+    ("keys_in_order", "6", (IN_ORDER_6["keys"],)),
+    ("values_in_order", "6", (IN_ORDER_6["values"],)),
+    ("tiles_in_order", "6", (*IN_ORDER_6.values(),)),
+    ("keys_in_order", "7", (IN_ORDER_7["keys"],)),
+    ("values_in_order", "7", (IN_ORDER_7["values"],)),
+    ("tiles_in_order", "7", (*IN_ORDER_7.values(),)),
+    ("keys_turned", "7", (("load_matrices<false>(key,", "load_matrices<true>(key,"),)),
+    ("values_not_turned", "7", (("load_matrices<true>(value,", "load_matrices<false>(value,"),)),
+    ("weights_not_turned", "7", (("turn(pack(", "(pack("),)),
+    ("weights_not_turned", "89", own_tile(("turn(pack(", "(pack("))),
 )
 
 REVERSE_TOKENS_12 = (
