@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from labs_common.compare import Verdict, compare
@@ -11,6 +11,7 @@ from labs_common.inputs import make_inputs
 from labs_common.plans import Plan
 from labs_common.problem import Problem
 from labs_common.reference import reference
+from labs_common.source import Source
 from labs_common.stages import Stage
 from labs_common.timing import (
     ROUNDS,
@@ -55,11 +56,20 @@ class Benchmark:
 
 
 def benchmark_stages(
-    contenders: Sequence[tuple[str, Stage, Plan]], problem: Problem, rounds: int = ROUNDS
+    contenders: Sequence[tuple[str, Stage, Plan]],
+    problem: Problem,
+    rounds: int = ROUNDS,
+    sources: Mapping[str, Source] | None = None,
 ) -> Benchmark:
     """Time stages (label, stage, plan) interleaved in a child process that is ended afterwards.
 
     The input sets together pass four times the L2 cache; every timed output is checked.
+
+    Args:
+        contenders: labels are their names in what comes back.
+        problem: what to compute.
+        rounds: of the interleaved measurement.
+        sources: by label, kernels in place of the stages' own files.
 
     Raises:
         EngineMissing: no GPU.
@@ -67,12 +77,14 @@ def benchmark_stages(
     """
     worker = Worker()
     try:
-        return worker.call(_benchmark, list(contenders), problem, rounds)
+        return worker.call(_benchmark, list(contenders), problem, rounds, dict(sources or {}))
     finally:
         worker.discard()
 
 
-def _benchmark(contenders: list[tuple[str, Stage, Plan]], problem: Problem, rounds: int) -> Benchmark:
+def _benchmark(
+    contenders: list[tuple[str, Stage, Plan]], problem: Problem, rounds: int, sources: Mapping[str, Source]
+) -> Benchmark:
     engine = GpuEngine()
     xp = engine.xp
     cache_bytes = xp.cuda.runtime.getDeviceProperties(0)["l2CacheSize"]
@@ -81,7 +93,7 @@ def _benchmark(contenders: list[tuple[str, Stage, Plan]], problem: Problem, roun
     arrays = [engine.upload(one) for one in inputs]
     calls = {
         label: [
-            engine.prepare(stage, problem, one, plan=plan, arrays=uploaded)
+            engine.prepare(stage, problem, one, sources.get(label), plan, uploaded)
             for one, uploaded in zip(inputs, arrays, strict=True)
         ]
         for label, stage, plan in contenders

@@ -64,7 +64,8 @@ PROGRESSION = (
     names.REGISTERS,
     names.DRAM_ACTIVE_CYCLES,
 )
-_LOG_PANELS = {names.TIME}
+_LOG_PANELS = {names.TIME}  # where stages are far apart
+_FAR_APART = 5.0  # times; on a logarithmic axis, bars that differ by less look equal
 
 
 @styled
@@ -102,6 +103,7 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
     turn = 0 if apart >= WIDEST_LABEL_POINTS else 90
     unit, spoken = "", []
     labels: list[tuple[float, str]] = []
+    tops: list[tuple[float, bool]] = []  # of the bars, and whether it is its stage's first kernel
     totals = (
         stage_totals(select(frame, metric=[metric, names.TIME]))
         if is_additive(metric, "")
@@ -120,6 +122,7 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
                 continue
             unit, factor = shown_unit(row["unit"])
             height = row["value"] / factor
+            tops.append((height, k == 0 or kernels[k - 1][0] != stage))
             axes.bar(
                 place, height, width * 0.92, color=COLOURS[g], hatch=HATCHES[g], edgecolor="white", lw=0.4
             )
@@ -140,7 +143,8 @@ def _bars(axes: Axes, frame: Metrics, metric: str, kernels: list[tuple[str, str]
             )  # fmt: skip
             spoken.append(f"{who}: {text.replace(chr(10), ', ')} {unit}".rstrip())
     label = names.label(metric) + (", line: theoretical" if metric == names.ACHIEVED_OCCUPANCY else "")
-    logarithmic = metric in _LOG_PANELS and bool(axes.patches)
+    firsts = [top for top, first in tops if first]
+    logarithmic = metric in _LOG_PANELS and bool(firsts) and max(firsts) > _FAR_APART * min(firsts)
     axes.set_title(", ".join(filter(None, (label, unit, "logarithmic" if logarithmic else ""))))
     if len(kernels) <= MOST_UPRIGHT:
         axes.set_xticks(range(len(kernels)), kernel_labels(kernels))

@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from labs_common import metrics as metrics_table
 from labs_common.compare import Verdict, compare
 from labs_common.compiler import CompileError
 from labs_common.diagnose import Diagnosis, diagnose_kernel
 from labs_common.engines import Engine, LaunchError, SimulatorEngine
-from labs_common.inputs import make_inputs
+from labs_common.inputs import Inputs, make_inputs
 from labs_common.metrics import Metrics
 from labs_common.plans import Device, Plan
+from labs_common.probes import score_level
 from labs_common.problem import FP8, PRESETS, Problem
 from labs_common.reference import reference
 from labs_common.simt.errors import Fault, Finding, SimulationError
 from labs_common.source import Source
 from labs_common.stages import Stage
 
+# What stands in place of a score that does not exist, a 0 above all, outweighs every token here.
+NEGATIVE = Problem(4, 2, 64, 16, (45, 17, 5), name="very negative scores")
+NEGATIVE_SCORE = -160.0  # exp of it is 0 in fp32
 # Small first, then what breaks kernels: an empty context, one token, whole and partial pages, a head_dim
 # that is no multiple of 32, groups that are no power of two, odd page sizes, a page too large for shared
-# memory.
+# memory, scores far below 0.
 CHECK_PROBLEMS: tuple[Problem, ...] = (
     PRESETS["tiny"],
     PRESETS["ragged"],
@@ -29,6 +35,7 @@ CHECK_PROBLEMS: tuple[Problem, ...] = (
     Problem(5, 1, 20, 5, (33, 1), name="odd group"),
     Problem(2, 2, 256, 32, (100,), name="wide head"),
     Problem(2, 1, 256, 128, (150,), name="large page"),
+    NEGATIVE,
 )
 # For the stages towards the roof: their number formats, a page of two tiles, a tile of two pages.
 ROOF_PROBLEMS: tuple[Problem, ...] = (
@@ -38,13 +45,30 @@ ROOF_PROBLEMS: tuple[Problem, ...] = (
     Problem(8, 2, 128, 32, (1, 600), FP8, name="fp8 cache", key_scale=0.5, value_scale=1.5),
 )
 FEW_BLOCKS = 3
+# In which problems may differ, in words.
+_SET_APART = {
+    "dtype": "the cache's numbers are",
+    "layout": "the layout is",
+    "head_dim": "head_dim is",
+    "page_size": "a page's tokens are",
+    "group_size": "the query heads to a key/value head are",
+}
 
 
 def check_problems(stage: Stage) -> tuple[Problem, ...]:
     """What a kernel of a stage is checked on, those first that are taught with."""
     if not stage.towards_roof:
         return CHECK_PROBLEMS
-    return (*(stage.typed(problem) for problem in ROOF_PROBLEMS[:3]), *ROOF_PROBLEMS[3:])
+    taught = [stage.typed(problem) for problem in (*ROOF_PROBLEMS[:3], NEGATIVE)]
+    return (*taught[:3], *ROOF_PROBLEMS[3:], taught[3])
+
+
+def check_inputs(problem: Problem, seed: int = 0) -> Inputs:
+    """The arrays that a check runs a problem on: ``make_inputs``, with the scores of ``NEGATIVE`` moved."""
+    inputs = make_inputs(problem, seed)
+    if not problem.name.startswith(NEGATIVE.name):
+        return inputs
+    return score_level(problem, inputs, np.full(problem.batch, NEGATIVE_SCORE))
 
 
 def check_plan(stage: Stage, problem: Problem, device: Device) -> Plan:
@@ -115,6 +139,11 @@ class Report:
         return self.error is None and all(result.ok for result in self.results)
 
     @property
+    def warned(self) -> bool:
+        """Whether a check found what works by habit and not by the rules."""
+        return any(finding.severity == "warning" for result in self.results for finding in result.findings)
+
+    @property
     def metrics(self) -> Metrics:
         """All that was counted or measured."""
         return metrics_table.concat([r.metrics for r in self.results if r.metrics is not None])
@@ -153,12 +182,32 @@ def check(
     diagnosis = None
     if diagnose and not all(result.ok for result in results):
         findings = [finding for result in results for finding in result.findings]
-        diagnosis = diagnose_kernel(source, stage, engine, findings)
+        diagnosis = diagnose_kernel(source, stage, engine, findings) or set_apart(results)
     return Report(stage.id, source.name, engine.name, tuple(results), diagnosis=diagnosis)
 
 
+def set_apart(results: Sequence[Result]) -> Diagnosis | None:
+    """How many problems are right, and what only the wrong ones have; None where none or all are wrong."""
+    wrong = [result.problem for result in results if not result.ok]
+    right = [result.problem for result in results if result.ok]
+    if not wrong or not right:
+        return None
+    only = []
+    for field, words in _SET_APART.items():
+        (value, *others) = {getattr(problem, field) for problem in wrong}
+        if not others and value not in {getattr(problem, field) for problem in right}:
+            only.append(f"{words} {value}")
+    if {problem.name.startswith(NEGATIVE.name) for problem in wrong} == {True}:
+        only.append("all scores are far below 0")
+    names = ", ".join(f"“{problem.name}”" for problem in wrong)
+    sentence = (
+        f"{len(right)} of {len(results)} problems are right; {names} {'is' if len(wrong) == 1 else 'are'} not"
+    )
+    return Diagnosis(None, None, sentence + (f": only there {', '.join(only)}." if only else "."))
+
+
 def _run(source: Source, stage: Stage, engine: Engine, problem: Problem, seed: int) -> Result:
-    inputs = make_inputs(problem, seed)
+    inputs = check_inputs(problem, seed)
     try:
         outcome = engine.run(stage, problem, inputs, source, check_plan(stage, problem, engine.device))
     except Fault as error:

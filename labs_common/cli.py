@@ -239,13 +239,18 @@ def simulate(
 ) -> None:
     """Count a kernel line by line in the simulator: its instruction mix here, its source as HTML."""
     from labs_common import runner
+    from labs_common.open_kernels import is_open, kernel_of, stand_in
     from labs_common.source import Source
 
     is_file = kernel.endswith(".cu")
     if is_file and stage is None:
         raise ValueError(f"{kernel}: say with --stage in which stage's place it runs")
     chosen = find_stage(stage if is_file else kernel)
-    source = Source.read(kernel) if is_file else chosen.source()
+    source = Source.read(kernel) if is_file else kernel_of(chosen)
+    if not is_file and (told := stand_in(chosen, source)) is not None:
+        if is_open(source):
+            raise ValueError(told)
+        console.print(escape(told), soft_wrap=True)
     page = out or Path("out/simulate") / f"{Path(source.name).stem}.html"
     opened = _open(EngineName.SIM, force, front_end)
     taken = chosen.taken(_find_problem(problem))

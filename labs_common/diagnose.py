@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -110,6 +111,10 @@ _REMEDIES = {
     "racecheck": "Two warps use the same word of shared memory with no barrier between them, and one writes. "
     "A __syncthreads() is missing: after writing what others read, or before writing over it again",
     "initcheck": "Memory is read that nobody has written",
+    "shared": "Shared memory is read where nobody has stored or copied anything: it is another tile's or "
+    "another warp's place, or who copies walks over tiles and warps in another way than who reads",
+    "wait": "Either nothing waits for that copy before its place is used, or the copy was started too early, "
+    "into a place still in use: in a ring, released before its tile was used",
     "memcheck": "The kernel leaves its arrays",
     "synccheck": "Threads that must come together do not: some of them skip a barrier or a warp exchange",
 }
@@ -350,11 +355,16 @@ def _code(text: str) -> list[str]:
 
 def _after_finding(finding: Finding, found: Diagnosis | None, source: Source, stage: Stage) -> Diagnosis:
     """A finding in words, then the fault that the numbers show, if any."""
-    missing_wait = finding.kind.startswith("Missing wait")  # its own message names the remedy
-    misaligned = "misaligned" in finding.message
-    remedy = "" if missing_wait else _MISALIGNED if misaligned else _REMEDIES.get(finding.tool, "")
+    if finding.kind.startswith("Missing wait"):
+        remedy = _REMEDIES["wait"]
+    elif finding.kind.startswith("Uninitialized __shared__"):
+        remedy = _REMEDIES["shared"]
+    else:
+        remedy = _MISALIGNED if "misaligned" in finding.message else _REMEDIES.get(finding.tool, "")
     sentence = f"{finding}. {remedy}".rstrip(". ") + "."
-    line = finding.line if finding.line and finding.file.endswith(source.name) else None
+    line = _own_line(finding, source)
+    if line is not None and line != finding.line:
+        sentence += f" Look at {source.name}, line {line}: {source.text.splitlines()[line - 1].strip()}"
     if found is None or found.fault is None:
         return Diagnosis(finding.tool, None, sentence, line=line)
     return Diagnosis(
@@ -367,6 +377,22 @@ def _after_finding(finding: Finding, found: Diagnosis | None, source: Source, st
         found.page,
         line or found.line,
     )
+
+
+def _own_line(finding: Finding, source: Source) -> int | None:
+    """The innermost line of a finding within the author's regions, else within the author's file.
+
+    A header's or a helper's line is not the author's; the line that called it is.
+    """
+    sites = ((finding.file, finding.line), *finding.callers)
+    last = source.text.count("\n") + 1  # a file may number its lines by a #line of its own
+    own = [line for file, line in sites if 0 < line <= last and Path(file).name == source.name]
+    try:
+        spans = regions(source)
+    except CutError:
+        spans = []
+    written = (line for line in own if any(begin < line - 1 < end for begin, end in spans))
+    return next(written, own[-1] if own else None)
 
 
 # ---- what is seen, where no known fault fits ---------------------------------------------------------------

@@ -78,8 +78,12 @@ def swizzle(row_chunks: int, rows: int = 8) -> Chart:
         name = "swizzled" if swizzled else "row after row"
         turns = "one turn" if most == 1 else f"{most} turns"
         axes.set_title(f"{name}: {rows} lanes read the blue column in {turns}")
-        axes.set_xlabel("chunk of the row")
+        axes.set_xlabel(
+            "chunk of the row" + (f" (the first {shown} of {row_chunks})" if shown < row_chunks else "")
+        )
         axes.set_ylabel("row (token)")
+        axes.set_xticks(np.arange(0, shown, 2) + 0.48, [str(n) for n in range(0, shown, 2)])
+        axes.set_yticks(np.arange(rows) + 0.46, [str(n) for n in range(rows)])
         axes.set_xlim(0, shown)
         axes.set_ylim(rows, 0)
         axes.grid(visible=False)
@@ -90,32 +94,84 @@ def swizzle(row_chunks: int, rows: int = 8) -> Chart:
 
 @styled
 def fragments(lane: int = 5) -> Chart:
-    """Which lane holds which element in a product of 16 x 16 by 16 x 8, with one lane's elements marked.
+    """Which lane holds which element in both products of 16 x 16 by 16 x 8, with one lane's elements marked.
 
     Args:
-        lane: whose elements are marked.
+        lane: whose elements are marked, with the number of the register that each is in.
     """
-    chart = new_chart(4.2, "mma m16n8k16: the number in each box is the lane that holds the element")
-    row = np.arange(16)[:, None]
-    dim = np.arange(16)[None]
-    panels = (
-        ("keys: 16 tokens x 16 dimensions", row % 8 * 4 + dim % 8 // 2),
-        ("queries, turned: 16 dimensions x 8 heads", row % 8 // 2 + np.arange(8)[None] * 4),
-        ("scores: 16 tokens x 8 heads", row % 8 * 4 + np.arange(8)[None] // 2),
+    chart = new_chart(
+        7.6, f"mma m16n8k16: the lane that holds each element; of lane {lane}, also its register r"
     )
-    for axes, (name, lanes) in zip(chart.subplots(1, 3, width_ratios=(2, 1, 1)), panels, strict=True):
+    row = np.arange(16)[:, None]
+    column = np.arange(16)[None]
+    head = np.arange(8)[None]
+    left = row % 8 * 4 + column % 8 // 2, row // 8 + column // 8 * 2
+    right = row % 8 // 2 + head * 4, row // 8 + 0 * head
+    sums = row % 8 * 4 + head // 2, row // 8 * 2 + head % 2
+    panels = (
+        ("keys", "token", "dimension", left),
+        ("queries, turned", "dimension", "head", right),
+        ("scores", "token", "head", sums),
+        ("values, turned", "dimension", "token", left),
+        ("weights", "token", "head", right),
+        ("outputs", "dimension", "head", sums),
+    )
+    drawn = chart.subplots(2, 3, width_ratios=(2, 1.05, 1.05)).ravel()
+    for axes, (name, down, across, (lanes, registers)) in zip(drawn, panels, strict=True):
         for (y, x), holder in np.ndenumerate(lanes):
             mine = holder == lane
             box(axes, x, y, 0.96, 0.92, fill(0) if mine else _PALE)
-            axes.text(x + 0.48, y + 0.46, str(holder), ha="center", va="center", fontsize=6.5,
+            text = f"r{registers[y, x]}" if mine else str(holder)
+            axes.text(x + 0.48, y + 0.46, text, ha="center", va="center", fontsize=6.5,
                       bbox=plate() if mine else None)  # fmt: skip
-        axes.set_title(name.replace(": ", ":\n"), fontsize=8.5)
-        bare(axes, (0, lanes.shape[1]), (lanes.shape[0], 0))
-    token, head = lane // 4, lane % 4 * 2
+        axes.set_title(name, fontsize=8.5)
+        axes.set_xlabel(across, fontsize=7.5)
+        axes.set_ylabel(down, fontsize=7.5)
+        axes.set_xticks(np.arange(lanes.shape[1]) + 0.48, [str(n) for n in range(lanes.shape[1])])
+        axes.set_yticks(np.arange(lanes.shape[0]) + 0.46, [str(n) for n in range(lanes.shape[0])])
+        axes.tick_params(labelsize=6.5, length=0)
+        axes.set_xlim(0, lanes.shape[1])
+        axes.set_ylim(lanes.shape[0], 0)
+        axes.grid(visible=False)
+    token, pair = lane // 4, lane % 4 * 2
     chart.description = (
-        f"Lane {lane} holds, of the keys, tokens {token} and {token + 8} in dimensions {head}, {head + 1}, "
-        f"{head + 8} and {head + 9}; of the queries, head {token} in the same dimensions; and of the scores "
-        f"those of tokens {token} and {token + 8} for heads {head} and {head + 1}."
+        f"Lane {lane} holds, of the keys, tokens {token} and {token + 8} in dimensions {pair}, {pair + 1} "
+        f"(registers 0 and 1) and {pair + 8}, {pair + 9} (registers 2 and 3); of the queries, head {token} "
+        f"in dimensions {pair}, {pair + 1} (register 0) and {pair + 8}, {pair + 9} (register 1); and of the "
+        f"scores those of token {token} for heads {pair} and {pair + 1} (registers 0 and 1) and of token "
+        f"{token + 8} for the same (2 and 3). The second product has the same layouts: values with "
+        "dimensions for rows and tokens for columns, weights with tokens for rows, outputs with dimensions "
+        "for rows."
+    )
+    return chart
+
+
+@styled
+def turned_fp8(lane: int = 5) -> Chart:
+    """What a lane gets in one register of fp8 values, turned as they are loaded, and what a product wants.
+
+    Args:
+        lane: whose register is drawn; one matrix has 8 tokens by 8 pairs of dimensions.
+    """
+    row, pair = lane // 4, lane % 4 * 2
+    loaded = [(pair + byte // 2, 2 * row + byte % 2) for byte in range(4)]  # token, dimension
+    wanted = sorted(loaded, key=lambda element: (element[1] % 2, element[0]))
+    chart = new_chart(2.5, f"One register of lane {lane}: four fp8 values, the lowest byte on the left")
+    axes = chart.subplots()
+    for y, (name, elements) in enumerate((("as loaded", loaded), ("two products want", wanted))):
+        axes.text(-0.1, 1.4 * y + 0.45, name, ha="right", va="center", fontsize=8.5)
+        for x, (token, dimension) in enumerate(elements):
+            box(axes, x, 1.4 * y, 0.96, 0.9, {**fill(dimension % 2), "alpha": 0.45})
+            text = f"token {token}\ndimension {dimension}"
+            axes.text(x + 0.48, 1.4 * y + 0.45, text, ha="center", va="center", fontsize=8, bbox=plate())
+    bare(axes, (-1.2, 4.1), (2.5, -0.15))
+
+    def told(elements: Sequence[tuple[int, int]]) -> str:
+        return ", ".join(f"token {token} in dimension {dimension}" for token, dimension in elements)
+
+    chart.description = (
+        f"From the lowest byte on, lane {lane} gets {told(loaded)}. A product wants two tokens of one "
+        f"dimension side by side, once widened: {told(wanted)}."
     )
     return chart
 

@@ -61,11 +61,12 @@ _GUIDE = """# Student edition
 The kernels {names} have no body: they are yours to write.
 
 1. `make lab` sets up and opens JupyterLab; begin with `notebooks/start_here.ipynb`.
-2. `palab start 3` (or `start("03_gqa_reuse")` in a notebook) writes `kernels/mine/03_gqa_reuse.cu`, a kernel
-   with numbered TODOs in place of its body. It never overwrites your work.
-3. Edit that file beside the notebook, then `palab check 3`: it compiles your kernel, runs it on small and
-   ragged problems with all checks, and names what is wrong. `palab hint 3 1` helps with step 1; `--level 2`
-   and `--level 3` say more.
+2. `palab start {number}` (or `start("{first}")` in a notebook) writes `kernels/mine/{first}.cu`,
+   a kernel with numbered TODOs in place of its body. It never overwrites your work.
+3. Edit that file beside the notebook, then `palab check {number}`: it compiles your kernel, runs it on
+   small and ragged problems with all checks, and names what is wrong. `palab hint {number} 1` helps with
+   step 1; `--level 2` and `--level 3` say more. `palab run` and `palab simulate` take your kernel, too, once
+   it is there.
 4. `make test` checks all that you have in `kernels/mine`.
 
 Counts of the lab's own kernels are in `data/counted`, profiles of real GPUs in `data/recorded`.
@@ -145,13 +146,14 @@ def release(
         path = notebook_files.NOTEBOOKS / f"{name}.ipynb"
         if path.exists():
             notebook = open_notebook(notebook_files.read(path))
+            _drop_links(notebook, [stage.id for stage in ALL_STAGES[: last + 1]])
             notebook_files.write(notebook, folder / "notebooks" / path.name)
     _copy_data(folder, emptied[0])
     write_tables(folder / COUNTED.relative_to(ROOT), engine or open_engine("sim"), held)
     (folder / "tests").mkdir()
     (folder / "tests" / "test_own_kernels.py").write_text(_TESTS, encoding="utf-8")
-    names = ", ".join(stage.id for stage in emptied)
-    _finish(folder, "student", chosen, _GUIDE.format(names=names))
+    names, first = ", ".join(stage.id for stage in emptied), emptied[0].id
+    _finish(folder, "student", chosen, _GUIDE.format(names=names, first=first, number=int(first[:2])))
     return _written(folder)
 
 
@@ -313,6 +315,17 @@ def open_notebook(notebook: NotebookNode) -> NotebookNode:
         cell.metadata["nbgrader"] = metadata
     nbformat.validate(opened)
     return opened
+
+
+def _drop_links(notebook: NotebookNode, held: Sequence[str]) -> None:
+    """Leave, in place, the text alone of links to notebooks of stages that an edition does not have."""
+
+    def kept(link: re.Match[str]) -> str:
+        return link.group() if link.group(2) in held else f"{link.group(1)} (not in this edition)"
+
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\[([^]]+)\]\((\d\d_\w+)\.ipynb[^)]*\)", kept, cell.source)
 
 
 def answer_id(cell: NotebookNode) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from collections.abc import Callable, Sequence
@@ -24,9 +25,10 @@ from labs_common.stages import Stage, find_stage
 OWN_KERNELS = KERNELS / "mine"
 _WIDTH = 100
 _OWN_PLAN = (
-    "A plan of your own is a function as in labs_common/plans.py; check(…, planner=…, problems=[…]) of "
-    "labs_common.exercise takes it, in a notebook or in Python; so do count_mine(…, planner=…) and "
-    "occupancy_mine of labs_common.lessons, which tells registers, shared memory and blocks on an SM."
+    "A plan of your own is a function of (entry, problem, device) as in labs_common/plans.py; check(…, "
+    "planner=…, problems=[…]) of labs_common.exercise takes it, in a notebook or in Python; so do "
+    "count_mine(…, planner=…) and occupancy_mine of labs_common.lessons, which tells registers, shared "
+    "memory and blocks on an SM."
 )
 _RETURNS_VALUE = re.compile(r"\breturn\b\s*[^;\s]")
 
@@ -222,16 +224,21 @@ def progress(report: Report) -> list[StepState]:
     topic = report.diagnosis.topic if report.diagnosis else None
     judged = {t for step in steps for t in step.topics}
     races = _only_races(report) and any(step.barriers for step in steps)
+    fine = sum(result.ok for result in report.results)
     states = []
     for number, step in enumerate(steps, 1):
         if report.ok:
-            done, why = True, "right"
+            done, why = True, "right, with the warning above" if report.warned and step.barriers else "right"
         elif races and step.barriers:
             done, why = False, "a barrier is missing, or stands in the wrong place"
         elif races:
             done, why = True, "right, as far as the numbers show"
         elif topic not in judged:
-            done, why = None, "cannot be told yet"
+            done, why = (
+                None,
+                "cannot be told yet"
+                + (f"; {fine} of {len(report.results)} problems are right" if fine else ""),
+            )
         elif topic in step.topics:
             done, why = False, f"something is wrong with {TOPICS[topic]}"
         else:
@@ -269,13 +276,14 @@ def check(
 
     Raises:
         FileNotFoundError: you have no kernel of the stage yet.
-        ValueError: the planner refuses every problem.
+        ValueError: the planner refuses every problem, or cannot be called as the functions of ``plans`` are.
     """
     from labs_common.runner import print_report
 
     console = Console(width=110)
     chosen = find_stage(stage)
     if planner is not None:
+        _refuse_signature(planner)
         chosen = replace(chosen, planner=planner)
     engine = engine or open_engine("auto")
     asked = () if problems is None else (problems,)
@@ -286,6 +294,17 @@ def check(
     print_report(report, console)
     print_steps(report, console)
     return report
+
+
+def _refuse_signature(planner: Callable[..., Plan]) -> None:
+    """ValueError where a planner does not take what it is called with."""
+    try:
+        inspect.signature(planner).bind("entry", None, None)
+    except TypeError as error:
+        raise ValueError(
+            f"{planner.__name__}{inspect.signature(planner)}: a planner is called with "
+            f"(entry, problem, device), the kernel's name first ({error})"
+        ) from None
 
 
 def print_steps(report: Report, console: Console) -> None:

@@ -323,7 +323,9 @@ def _main(frame: Metrics, stage: str, metric: str) -> float:
 
 def _time_change(ratio: float, previous: str) -> Change:
     if ratio >= REAL:
-        return Change("faster", previous, f"It takes {number(ratio)} times less time than {previous}.")
+        return Change(
+            "faster", previous, f"It takes {number(ratio)} times less time than {previous} in this profile."
+        )
     if ratio <= 1 / REAL:
         return Change("slower", previous, f"It takes {number(1 / ratio)} times as long as {previous}.")
     text = f"Its time is that of {previous} within a factor of {number(REAL)}, which is no real change."
@@ -346,7 +348,10 @@ def _same_bytes(totals: Metrics, stage: str, earlier: list[str]) -> Iterator[Cha
                 f"{other} ({number(before / 1e6)} million), in {number(time_before / time)} times less time"
             )
             if shares[0] == shares[0] and shares[1] == shares[1]:
-                text += f", so DRAM throughput goes from {number(shares[0])} to {number(shares[1])} %"
+                text += (
+                    f", so DRAM throughput of the whole stage goes from {number(shares[0])} to "
+                    f"{number(shares[1])} %"
+                )
             yield Change("same_bytes", other, text + ".")
         return
 

@@ -132,7 +132,7 @@ def judge(verdict: Verdict, source: Source, stage: Stage) -> None:
         AssertionError: the lab's own kernel is wrong.
     """
     if is_open(source):
-        print("an empty kernel has no answer: every output is NaN, or 0/0")
+        print("an empty kernel has no answer: its outputs are unwritten, NaN or 0")
         return
     print(verdict.diagnosis)
     if not verdict.ok:
@@ -431,7 +431,7 @@ def read_shares(stage: Stage, frame: Metrics) -> list[str]:
             continue
         rate = problems[row.problem].minimum_bytes / (row.value * 1e-9)
         told.append(
-            f"{stage.id} on {display_name(row.gpu)}, problem {row.problem}: {row.value / 1e6:.2f} ms, "
+            f"{stage.id} on {display_name(row.gpu)}, problem {row.problem}: {row.value / 1e3:,.1f} µs, "
             f"{rate / 1e9:,.0f} GB/s, {100 * rate / ceiling:.0f} % of what a plain read reaches"
         )
     return told

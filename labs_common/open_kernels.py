@@ -75,6 +75,23 @@ def kernel_of(stage: Stage, folder: Path = OWN_KERNELS) -> Source:
     return Source.read(path) if is_open(lab) and path.exists() else lab
 
 
+def stand_in(stage: Stage, source: Source) -> str | None:
+    """What to tell a person where a stage's kernel is not the lab's own; None where it is.
+
+    Args:
+        stage: whose kernel was asked for.
+        source: what runs in its place, of ``kernel_of``.
+    """
+    lab = stage.source()
+    if is_open(source):
+        started = source.shown != lab.shown
+        todo = "fill in its TODOs" if started else f"palab start {stage.id[:2]} writes one to fill in"
+        return f"{source.shown or source.name} has no body yet: {todo}"
+    if is_open(lab):
+        return f"{source.shown or source.name}: yours, as this edition's has no body"
+    return None
+
+
 def counted(stages: Sequence[str], problem: Problem) -> Metrics | None:
     """The edition's counts of the lab's own kernels; None where no table came with it."""
     for name, known in COUNTED_PROBLEMS.items():

@@ -35,6 +35,7 @@ COUNTED_PROBLEM = PRESETS["ragged"]  # in the number format that a stage is taug
 TIMED_PROBLEM = PRESETS["seed"]
 DEFAULT_GPU = "h200"
 DIRECTIONS = ("up", "down", "same")
+_EXACT = 1.1  # an amount so near needs no explanation, though one further off may still have its point
 
 # What a student may call a limiter, and the rules of ``explain`` that it stands for.
 LIMITERS: dict[str, tuple[str, ...]] = {
@@ -126,7 +127,7 @@ class Scored:
         answer: as given, in words; empty without one.
         truth: as it is, in words, with its source.
         points: 1, 0.5 for an amount within the square of the factor, or 0; NaN where nothing is recorded.
-        why: for a miss, what explains it.
+        why: for a miss, or an amount that is only near, what explains it.
     """
 
     id: str
@@ -254,7 +255,7 @@ def _score(question: Question, answer: object, truth: Truth) -> Scored:
         return Scored(*common, float(right), "" if right else truth.why)
     off = _off(float(answer), float(truth.value))
     points = 1.0 if off <= question.factor else 0.5 if off <= question.factor**2 else 0.0
-    return Scored(*common, points, "" if points == 1 else f"off by a factor of {off:.2g}. {truth.why}")
+    return Scored(*common, points, "" if off <= _EXACT else f"off by a factor of {off:.2g}. {truth.why}")
 
 
 def _off(answer: float, truth: float) -> float:
@@ -371,7 +372,7 @@ def _faster(events: Metrics, stage: Stage, before: str, where: str) -> Truth:
     then = metrics_table.value(events, names.TIME, stage=before) if before else math.nan
     return _amount(
         then / now if now else math.nan,
-        f"({then / 1e6:.2f} ms before, {now / 1e6:.2f} ms now by events, {where})",
+        f"({then / 1e3:,.1f} µs before, {now / 1e3:,.1f} µs now, by events, {where})",
         "Fewer instructions help only as far as the kernel waited for them: the limiter of the stage before "
         "says for what it waited.",
     )

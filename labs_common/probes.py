@@ -99,11 +99,21 @@ def _finite(problem: Problem, inputs: Inputs) -> Inputs:
 def _extreme(problem: Problem, inputs: Inputs) -> Inputs:
     """Scores around +160 in even sequences and −160 in odd ones, a few apart from each other."""
     inputs = _finite(problem, inputs)
+    return score_level(problem, inputs, np.where(np.arange(problem.batch) % 2 == 0, 160.0, -160.0))
+
+
+def score_level(problem: Problem, inputs: Inputs, scores: np.ndarray) -> Inputs:
+    """Inputs whose scores lie around a level in each sequence, a few apart from each other.
+
+    Args:
+        problem: shapes and layout.
+        inputs: of ``make_inputs``; slots with NaN keep it.
+        scores: ``[batch]``, the level of each sequence.
+    """
     signs = np.where(np.arange(problem.head_dim) % 3 == 0, -1.0, 1.0)
     key, value = to_nhd(problem, inputs.key_cache, inputs.value_cache)
     key = (0.25 * key.astype(np.float64) + signs).astype(key.dtype)
-    level = 160.0 / (problem.head_dim * inputs.scale)
-    side = np.where(np.arange(problem.batch) % 2 == 0, level, -level)[:, None, None]
+    side = (scores / (problem.head_dim * inputs.scale))[:, None, None]
     query = (inputs.query + side * signs).astype(inputs.query.dtype)
     keys, values = from_nhd(problem, key, value)
     return dataclasses.replace(inputs, query=query, key_cache=keys, value_cache=values)

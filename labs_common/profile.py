@@ -248,18 +248,19 @@ def _profiled(request: str) -> None:
     from labs_common.device_inputs import device_inputs
     from labs_common.engines import GpuEngine
     from labs_common.inputs import make_inputs
+    from labs_common.open_kernels import kernel_of
     from labs_common.stages import find_stage
 
     asked = json.loads(request)
     asked["problem"]["context_lengths"] = tuple(asked["problem"]["context_lengths"])
     problem, stage = Problem(**asked["problem"]), find_stage(asked["stage"])
-    engine = GpuEngine()
+    engine, source = GpuEngine(), kernel_of(stage)
     plan = stage.plan(problem, engine.device, **asked["options"])
     if problem.minimum_bytes < MADE_ON_THE_GPU:
-        call = engine.prepare(stage, problem, make_inputs(problem), plan=plan)
+        call = engine.prepare(stage, problem, make_inputs(problem), source, plan)
     else:
         inputs = device_inputs(engine.xp, problem, sets=1)
-        call = engine.bind(stage, problem, plan, inputs.sets[0], inputs.scale)
+        call = engine.bind(stage, problem, plan, inputs.sets[0], inputs.scale, source)
     call()
     engine.xp.cuda.Device().synchronize()
     engine.xp.cuda.profiler.start()

@@ -13,7 +13,10 @@ NEUTRAL_FOLDER = "/lab/kernels"
 
 BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"  # around what students write
 
-_LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]*)".*$', re.MULTILINE)
+# An include of a local header, or the end of a branch that may hold one.
+_DIRECTIVE = re.compile(
+    r'^[ \t]*#[ \t]*(?:include[ \t]*"(?P<header>[^"\n]*)"|(?:else|elif|endif)\b).*$', re.MULTILINE
+)
 
 
 def shown_path(path: Path) -> str:
@@ -70,7 +73,8 @@ class Source:
         """The text with each local header in place of its ``#include`` line.
 
         Inlined, because CuPy's cache key leaves out what an included file holds: an edited header would run
-        stale. ``#line`` directives keep every message on the author's own file and line.
+        stale. ``#line`` directives keep every message on the author's own file and line, also behind a branch
+        that is not compiled, whose own directives do not count.
 
         Raises:
             ValueError: a local header that the lab does not have.
@@ -89,22 +93,30 @@ class Source:
 
     def _expanded(self, seen: set[str]) -> str:
         def inline(name: str, text: str) -> str:
-            def header(match: re.Match[str]) -> str:
-                included = match.group(1)
+            inlined = False
+
+            def directive(match: re.Match[str]) -> str:
+                nonlocal inlined
+                included = match["header"]
+                line = text.count("\n", 0, match.start()) + 1
+                if included is None:
+                    continued = match.group().endswith("\\")
+                    after = f'\n#line {line + 1} "{NEUTRAL_FOLDER}/{name}"'
+                    return match.group() + (after if inlined and not continued else "")
                 if included in seen:
                     return ""
                 seen.add(included)
                 path = next((f / included for f in HEADERS if (f / included).is_file()), KERNELS / included)
-                line = text.count("\n", 0, match.start()) + 1
                 if Path(included).name != included or not path.is_file():
                     known = ", ".join(sorted(p.name for folder in HEADERS for p in folder.glob("*.cuh")))
                     raise ValueError(f'{name}, line {line}: no header "{included}"; the lab has {known}')
+                inlined = True
                 return (
                     inline(included, path.read_text(encoding="utf-8")).rstrip("\n")
                     + f'\n#line {line + 1} "{NEUTRAL_FOLDER}/{name}"'
                 )
 
-            return f'#line 1 "{NEUTRAL_FOLDER}/{name}"\n' + _LOCAL_INCLUDE.sub(header, text)
+            return f'#line 1 "{NEUTRAL_FOLDER}/{name}"\n' + _DIRECTIVE.sub(directive, text)
 
         return inline(self.name, self.text)
 

@@ -132,21 +132,25 @@ def profile(
             is recorded.
         KeyboardInterrupt: nothing is left running.
     """
+    from labs_common.open_kernels import is_open, kernel_of
+
     refused = stage.supports(problem)
     if refused is not None:
         raise ValueError(refused)
     counters, events, _ = tiers(folder)
-    if counters.works:
+    written = not is_open(kernel_of(stage))
+    if counters.works and written:
         with _bar(stage, problem, progress) as tell:
             return measure(stage, problem, options, tell, keep)
     recorded = recorded_metrics(folder, tool="ncu", stage=stage.id, problem=problem.name)
-    if events.works:
+    if events.works and written:
         return concat([_by_events(stage, problem, options), recorded])
     if recorded.empty:
         there = sorted({name for _, of, name in recorded_tables(folder) if of == stage.id})
         what = f"{stage.id} on problem {problem.name!r}"
         raise ProfileError(
-            f"{what} is not measured here ({counters.detail}) and not recorded",
+            f"{what} is not measured here ({counters.detail if written else 'its kernel has no body yet'}) "
+            "and not recorded",
             f"Recorded of this stage: {', '.join(there) or 'nothing'}",
         )
     return recorded
@@ -157,13 +161,15 @@ def _by_events(stage: Stage, problem: Problem, options: Mapping[str, int] | None
     from labs_common.benchmark import benchmark_stages
     from labs_common.engines import GpuEngine
     from labs_common.inputs import make_inputs
+    from labs_common.open_kernels import kernel_of
     from labs_common.runner import benchmark_metrics
 
-    engine = GpuEngine()
+    engine, source = GpuEngine(), kernel_of(stage)
     plan = stage.plan(problem, engine.device, **(options or {}))
-    outcome = engine.run(stage, problem, make_inputs(problem), plan=plan)
+    outcome = engine.run(stage, problem, make_inputs(problem), source, plan)
     attributes = outcome.metrics[outcome.metrics["metric"] != names.TIME]
-    timed = benchmark_metrics(benchmark_stages([(stage.id, stage, plan)], problem), [stage])
+    benchmark = benchmark_stages([(stage.id, stage, plan)], problem, sources={stage.id: source})
+    timed = benchmark_metrics(benchmark, [stage])
     return concat([select(attributes), timed])
 
 

@@ -223,21 +223,29 @@ def test_a_stage_of_two_kernels_is_never_one_percentage():
     assert not any("stage" in t.get_text() for t in panels["DRAM throughput"].texts)
 
 
-def test_the_axis_of_one_stages_times_has_few_ticks_and_decades_of_many():
-    ticks = {}
-    for name, stages in (("one", ["00_baseline"]), ("all", None)):
+def test_the_axis_of_times_is_logarithmic_where_stages_are_far_apart():
+    """Few ticks of two stages, decades of many; stages that are near each other would look equal there."""
+    ticks, titles = {}, {}
+    chosen = {
+        "two": ["00_baseline", "01_cooperative"],
+        "near": ["03_gqa_reuse", "04_split_kv"],  # the latter's merge takes hundreds of times less
+        "all": None,
+    }
+    for name, stages in chosen.items():
         frame = reported_metrics() if stages is None else metrics.select(reported_metrics(), stage=stages)
         chart = charts.stage_progression(frame, (names.TIME,))
         chart.draw_without_rendering()
         low, high = chart.axes[0].get_ylim()
-        axis = chart.axes[0].yaxis
+        axis, titles[name] = chart.axes[0].yaxis, chart.axes[0].get_title(loc="left")
         ticks[name] = [
             tick.label1.get_text()
             for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())
             if low <= tick.get_loc() <= high and tick.label1.get_text()
         ]
 
-    assert set(ticks["one"]) <= {"50", "100", "200", "500"} and len(ticks["one"]) >= 2
+    assert set(ticks["two"]) <= {"5", "10", "20", "50", "100", "200"} and len(ticks["two"]) >= 2
+    assert ticks["near"][:2] == ["0", "1"]
+    assert {name for name, title in titles.items() if "logarithmic" in title} == {"two", "all"}
     assert len(ticks["all"]) >= 4 and set(ticks["all"]) <= {"0.01", "0.1", "1", "10", "100", "1,000"}
 
 

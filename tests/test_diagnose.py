@@ -8,10 +8,11 @@ from faulty.plants import HONEST, PLANTS, SCORE_01, planted
 
 from labs_common.check import CHECK_PROBLEMS, check
 from labs_common.diagnose import describe_wrong, diagnose, diagnose_kernel, run_probes
+from labs_common.engines import SimulatorEngine
 from labs_common.exercise import cut
 from labs_common.faults import FAULTS, probe_models
 from labs_common.probes import PROBES
-from labs_common.problem import Problem
+from labs_common.problem import PRESETS, Problem
 from labs_common.source import Source
 from labs_common.stages import ALL_STAGES, find_stage
 
@@ -53,6 +54,30 @@ def test_a_planted_fault_is_named(simulator, number, name, edits):
         return
     line = source.text.splitlines()[diagnosis.line - 1]
     assert "BEGIN SOLUTION" in line or re.search(r"[;{,]$", line.split("//")[0].strip()), line
+
+
+@pytest.mark.parametrize("core", ["numpy", "llvm"])
+def test_a_finding_in_a_header_names_the_line_that_called_it(core):
+    """The keys are given back before they are used: what reads is a header's line, what copies another's."""
+    stage = find_stage("06")
+    released = "    ring.template release<false>();\n"
+    text = stage.source().text.replace(released, "")
+    text = text.replace(
+        "    float score[STEPS], keep, take;\n", f"{released}    float score[STEPS], keep, take;\n"
+    )
+    assert text.count(released) == 1
+    early = Source(stage.path.name, text, "kernels/mine/06_async_ring.cu")
+
+    report = check(early, stage, SimulatorEngine(core=core), [PRESETS["ragged"]])
+
+    (finding,) = report.results[0].findings
+    lines = text.splitlines()
+    copies = lines.index(released.rstrip()) + 1
+    reads = next(n for n, line in enumerate(lines, 1) if "load_row<true>(keys" in line)
+    assert finding.file == "kernels/cache_tile.cuh" and finding.callers[-1] == (early.shown, reads)
+    assert f"at kernels/roof/page_ring.cuh:153, called at {early.shown}:{copies}" in finding.message
+    assert report.diagnosis.line == reads
+    assert "released before its tile was used. Look at 06_async_ring.cu" in report.diagnosis.sentence
 
 
 def test_a_line_that_was_given_is_not_to_blame(simulator):

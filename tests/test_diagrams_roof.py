@@ -71,6 +71,7 @@ def test_every_diagram_is_told_in_words():
         roof.runs(MIXED, plan),
         roof.block_loads(loads, 132),
         roof.waves(132, 400),
+        roof.turned_fp8(5),
     )
 
     words = [chart.alt_text() for chart in charts]
@@ -78,8 +79,12 @@ def test_every_diagram_is_told_in_words():
         len(text) > 60 and chart.png().startswith(b"\x89PNG")
         for text, chart in zip(words, charts, strict=True)
     )
-    assert "tokens 1 and 9 in dimensions 2, 3, 10 and 11" in words[2]
+    assert "tokens 1 and 9 in dimensions 2, 3 (registers 0 and 1) and 10, 11" in words[2]
     assert "12 blocks have between" in words[3] and "133, needs a second wave and falls to 50 %" in words[5]
+    assert "wants two tokens of one dimension side by side" in words[6]
+    assert words[6].endswith(
+        "token 2 in dimension 2, token 3 in dimension 2, token 2 in dimension 3, token 3 in dimension 3."
+    )
 
 
 def test_blocks_are_dealt_to_the_place_that_is_free_first():

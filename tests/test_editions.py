@@ -190,6 +190,27 @@ def test_the_edition_runs_by_itself(student):
     own.unlink()
 
 
+@pytest.mark.parametrize("command", ["run", "simulate"])
+def test_a_kernel_without_body_gives_way_to_ones_own(student, command):
+    own = student / "kernels" / "mine" / "03_gqa_reuse.cu"
+
+    empty = palab(student, command, "3", "--problem", "tiny")
+    own.parent.mkdir(exist_ok=True)
+    own.write_text((student / "kernels" / "03_gqa_reuse.cu").read_text())
+    begun = palab(student, command, "3", "--problem", "tiny")
+    own.write_text(STAGES[3].source().text)
+    mine = palab(student, command, "3", "--problem", "tiny")
+    own.unlink()
+
+    told = " ".join((empty.stdout + empty.stderr).replace("│", " ").split())
+    assert empty.returncode == 2
+    assert "kernels/03_gqa_reuse.cu has no body yet: palab start 03" in told
+    told = " ".join((begun.stdout + begun.stderr).replace("│", " ").split())
+    assert begun.returncode == 2 and "kernels/mine/03_gqa_reuse.cu has no body yet: fill in" in told
+    assert mine.returncode == 0, mine.stdout + mine.stderr
+    assert "kernels/mine/03_gqa_reuse.cu: yours" in " ".join(mine.stdout.split())
+
+
 def test_an_edition_of_some_stages_keeps_earlier_kernels_and_cuts_later_ones(tmp_path, simulator):
     release(tmp_path / "edition", [3], simulator)
 
@@ -231,6 +252,14 @@ def test_an_edition_of_a_stage_towards_the_roof(tmp_path, monkeypatch, number):
     secret = {run: where for run, where in solution_runs([stage]).items() if run not in whole}
     assert len(secret) > (3 if number == "9" else 15)
     assert leaks(folder, secret) == []
+    links = {
+        link
+        for path in (folder / "notebooks").glob("*.ipynb")
+        for link in re.findall(r"\]\((\w+)\.ipynb", path.read_text())
+    }
+    assert links and all((folder / "notebooks" / f"{link}.ipynb").exists() for link in links)
+    guide = (folder / "EDITION.md").read_text()
+    assert f"`palab start {number}`" in guide and f"kernels/mine/{stage.id}.cu" in guide
     told = palab(folder, "start", number)
     assert told.returncode == 0, told.stderr
     assert "no stage called" in palab(folder, "hint", "10", "1").stderr

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from labs_common import exercise, lessons
-from labs_common.check import CHECK_PROBLEMS, check_problems
+from labs_common.check import CHECK_PROBLEMS, NEGATIVE, check_problems, set_apart
 from labs_common.check import check as check_source
 from labs_common.course import exercise_of
 from labs_common.diagnose import Diagnosis
@@ -270,6 +270,28 @@ def states(simulator, **changes):
     return [state.done for state in progress(dataclasses.replace(report, **changes))]
 
 
+def test_a_plan_that_cannot_be_called_is_refused(tmp_path, simulator):
+    (tmp_path / "02_vectorized.cu").write_text(find_stage(2).source().text)
+
+    with pytest.raises(ValueError, match=r"<lambda>\(problem, device\): .* with \(entry, problem, device\)"):
+        check(2, simulator, tmp_path, planner=lambda problem, device: None)
+
+
+def test_what_only_the_wrong_problems_have_is_told(simulator):
+    """Values of an 8-bit cache with even and odd dimensions mixed up: all 16-bit problems are right."""
+    stage = find_stage("07")
+    mixed = lessons.change(stage.source(), "0x3120", "0x3210")
+
+    report = check_source(mixed, stage, simulator, diagnose=False)
+
+    assert [one.problem.name for one in report.results if not one.ok] == ["fp8 cache"]
+    told = set_apart(report.results).sentence
+    assert "“fp8 cache” is not: only there the cache's numbers are float8_e4m3fn" in told
+    right = len(report.results) - 1
+    whys = {state.why for state in progress(report)}
+    assert whys == {f"cannot be told yet; {right} of {right + 1} problems are right"}
+
+
 def test_a_known_fault_leaves_the_other_steps_done(simulator):
     """Steps of 04: pages, heads and splits; scores and softmax; merge."""
 
@@ -298,6 +320,37 @@ def test_a_race_is_of_the_steps_that_place_barriers(simulator, stage, which, don
 
     assert all(result.verdict.ok for result in report.results) and not report.ok
     assert [state.done for state in progress(report)] == done
+
+
+def test_a_missing_score_counts_as_no_score_where_all_are_very_negative(simulator):
+    stage = find_stage("06")
+    unmasked = lessons.change(stage.source(), "if (!valid) score[s] = -INFINITY;")
+
+    report = check_source(unmasked, stage, simulator, diagnose=False)
+
+    assert [one.problem.name for one in report.results if not one.ok] == ["very negative scores"]
+    assert check_source(stage.source(), stage, simulator, [NEGATIVE]).ok
+
+
+def test_a_warning_is_told_with_the_result(simulator, capsys):
+    """A warp that does not wait for its own lanes is right on today's GPUs, by habit."""
+    stage = find_stage("06")
+    header = (exercise.KERNELS / "roof" / "page_ring.cuh").read_text()
+    place = "__syncwarp();  // also what other lanes copied"
+    assert header.count(place) == 1
+    include = '#include "page_ring.cuh"'
+    source = lessons.change(stage.source(), include, header.replace(place, ""))
+
+    report = check_source(source, stage, simulator, check_problems(stage)[:1])
+    lessons.tell(report)
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert report.ok and report.warned
+    assert printed.startswith("right, with a warning tiny: ")
+    assert "is right as 06_async_ring (simulator), with a warning: it works on today's GPUs" in printed
+    assert [state.why for state in progress(report)] == ["right, with the warning above", "right", "right"]
+    plain = check_source(stage.source(), stage, simulator, check_problems(stage)[:1])
+    assert plain.ok and not plain.warned
 
 
 def test_a_tile_smaller_than_its_page_is_checked(simulator):

@@ -2,10 +2,12 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from labs_common.compare import compare
 from labs_common.grading.answers import mark_answers, mark_predictions, plain, read_number
 from labs_common.grading.cases import TITLES, grading_cases
 from labs_common.grading.grade import Task, grade_submission
@@ -23,6 +25,7 @@ from labs_common.grading.structure import mark_structure, reads_too_little, stru
 from labs_common.grading.submissions import Submission
 from labs_common.predictions import score
 from labs_common.problem import FP8
+from labs_common.reference import reference
 from labs_common.stages import ALL_STAGES, ROOF, STAGES, find_stage
 
 WRONG = {
@@ -309,3 +312,18 @@ def test_a_problem_is_in_the_number_format_that_its_stage_is_taught_with():
         plain = grading_cases(stage, "a seed")[0].problem
 
         assert plain.dtype == speed_problem(stage).dtype == dtype
+
+
+@pytest.mark.parametrize("seed", [f"seed {n}" for n in range(12)])
+def test_a_hidden_case_needs_the_scores_of_absent_tokens_to_be_no_scores(simulator, seed):
+    """With very negative scores only; a tile has to end behind the last token for that, whatever is drawn."""
+    stage = find_stage("06")
+    (case,) = (case for case in grading_cases(stage, seed) if case.kind == "extreme")
+    source = stage.source()
+    unmasked = replace(source, text=source.text.replace("if (!valid) score[s] = -INFINITY;", ""))
+    assert unmasked != source
+
+    (inputs, *_), right = case.calls, reference(case.problem, case.calls[0])
+    outputs = [simulator.run(stage, case.problem, inputs, one).output for one in (source, unmasked)]
+
+    assert [compare(output, right).ok for output in outputs] == [True, False]

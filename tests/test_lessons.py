@@ -38,7 +38,7 @@ def test_a_read_share_is_bytes_over_time_over_the_ceiling():
     (sentence,) = lessons.read_shares(stage, events(stage.id, 1e6, 2000 * least))
 
     assert sentence == (
-        "03_gqa_reuse on H200, problem seed: 1.00 ms, 1,260 GB/s, 50 % of what a plain read reaches"
+        "03_gqa_reuse on H200, problem seed: 1,000.0 µs, 1,260 GB/s, 50 % of what a plain read reaches"
     )
 
 

@@ -118,6 +118,14 @@ def test_a_speed_up_within_a_factor_of_one_and_a_half(answer, points):
     assert scored(times_faster=answer)["times_faster"].points == points
 
 
+def test_an_amount_that_is_only_near_is_explained_though_it_has_its_point():
+    """The truth is 4 times fewer requests."""
+    near, exact = scored(load_requests=3)["load_requests"], scored(load_requests=4.1)["load_requests"]
+
+    assert (near.points, exact.points, exact.why) == (1, 1, "")
+    assert near.why.startswith("off by a factor of 1.3. A request is one load instruction")
+
+
 def test_a_miss_is_explained_with_gpu_and_toolkit():
     found = scored(registers="down", limiter="latency", megabytes_read=16)
 

@@ -37,7 +37,7 @@ def outcome(engine: str, text: str, arrays, options):
 def essence(finding) -> str:
     """A finding as text; of a race any two of the threads that meet may be named."""
     if finding.tool == "racecheck":
-        finding = dataclasses.replace(finding, thread=None, message=finding.message.split(" at line ")[1])
+        finding = dataclasses.replace(finding, thread=None, message=finding.message.split(" at ")[1])
     return str(finding)
 
 

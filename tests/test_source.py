@@ -4,8 +4,10 @@ import pytest
 
 from labs_common import source as source_module
 from labs_common.compiler import CompileError, compile_ptx, compile_resources
+from labs_common.problem import PRESETS
+from labs_common.simt.parse import parse
 from labs_common.source import Source
-from labs_common.stages import STAGES
+from labs_common.stages import STAGES, find_stage
 
 
 def kernel(body, includes='#include "paged_attention.cuh"\n'):
@@ -125,3 +127,24 @@ def test_messages_name_files_as_their_reader_knows_them(tmp_path):
 def test_neutral_paths_only():
     """What is recorded in a profile names no folder of the machine it was made on."""
     assert str(source_module.KERNELS.parent) not in STAGES[3].source().expanded()
+
+
+@pytest.mark.parametrize("number", ["08", "09"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_lines_behind_a_header_that_is_not_compiled_are_the_files_own(number, dtype):
+    """A stage has one header for tensor cores and one without: the branch left out has lines, too."""
+    stage, problem = find_stage(number), PRESETS["tiny"].replace(dtype=dtype)
+    lines = stage.source().text.splitlines()
+
+    module = parse(compile_ptx(stage.source(), stage.plan(problem).defines, "sm_90"))
+
+    used = {
+        frame.line
+        for function in module.functions.values()
+        for instruction in function.body
+        for frame in instruction.location or ()
+        if frame.file.endswith(stage.path.name)
+    }
+    assert used and max(used) <= len(lines)
+    merges = next(n for n, line in enumerate(lines, 1) if "merge_row<MERGE_ROWS>(" in line)
+    assert merges in used

@@ -333,8 +333,11 @@ def describe(error: Exception) -> dict[str, Any]:
 
 
 def finding_to(finding: Finding) -> dict[str, Any]:
-    """A finding as a message."""
+    """A finding as a message; of its callers the outermost, as file:line in "called"."""
     fields = dataclasses.asdict(finding)
+    callers = fields.pop("callers")
+    if callers:
+        fields["called"] = f"{callers[-1][0]}:{callers[-1][1]}"
     return {k: v[:MAX_MESSAGE] if isinstance(v, str) else v for k, v in fields.items()}
 
 

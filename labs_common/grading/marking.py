@@ -404,7 +404,10 @@ def _finding_line(finding: Mapping[str, Any]) -> str:
 
 def _place(finding: Mapping[str, Any]) -> str:
     file = str(finding.get("file", "")).rpartition("/")[2]
-    return f"{file} line {finding['line']}" if finding.get("line") else "an unknown line"
+    if not finding.get("line"):
+        return "an unknown line"
+    caller, _, line = str(finding.get("called", "")).rpartition("/")[2].rpartition(":")
+    return f"{file} line {finding['line']}" + (f", called at {caller} line {line}" if caller else "")
 
 
 def _mark_correctness(grade: StageGrade, rubric: Rubric) -> None:

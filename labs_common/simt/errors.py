@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 Dim3 = tuple[int, int, int]
+Site = tuple[str, int]  # file and line
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Finding:
     read of size 4 bytes". block and thread are (x, y, z) or None where no single one is meant; address is the
     virtual byte address (global) or the byte offset (shared, local). line 0: the PTX has no source line.
     severity: "error", or "warning" for what works on today's GPUs by habit and not by the rules.
+    callers: where the line's function was inlined, innermost first; () for a line of the kernel itself.
     """
 
     tool: str
@@ -27,13 +29,14 @@ class Finding:
     address: int | None
     message: str
     severity: str = "error"
+    callers: tuple[Site, ...] = field(default=(), compare=False)  # one place may have several
 
     def __str__(self) -> str:
         who = "".join(
             f" {label} {value}" for label, value in (("block", self.block), ("thread", self.thread)) if value
         )
         at = f" address {self.address:#x}" if self.address is not None else ""
-        return f"{self.tool}: {self.kind} at {self.place}{who}{at}: {self.message}"
+        return f"{self.tool}: {self.kind} at {self.place}{_called(self.callers)}{who}{at}: {self.message}"
 
     @property
     def place(self) -> str:
@@ -42,7 +45,35 @@ class Finding:
 
     def reworded(self, change: Callable[[str], str]) -> Finding:
         """The same with other words for its file, there and in the message."""
-        return replace(self, file=change(self.file), message=change(self.message))
+        callers = tuple((change(file), line) for file, line in self.callers)
+        return replace(self, file=change(self.file), message=change(self.message), callers=callers)
+
+    def inlined(self, location: Sequence) -> Finding:
+        """The same with the callers of a source position, the frames of ``parse.Location``."""
+        return replace(self, callers=_sites(location)[1:])
+
+
+def elsewhere(location: Sequence, file: str) -> str:
+    """A source position as a finding in a file tells it: "line 20" in that file, else file and line.
+
+    Args:
+        location: frames as in ``parse.Location``.
+        file: of the finding.
+    """
+    sites = _sites(location)
+    if not sites:
+        return "an unknown source line"
+    (inner, line), *callers = sites
+    return (f"line {line}" if inner == file else f"{inner}:{line}") + _called(callers)
+
+
+def _sites(location: Sequence) -> tuple[Site, ...]:
+    return tuple((frame.file, frame.line) for frame in location)
+
+
+def _called(callers: Sequence[Site]) -> str:
+    """The outermost caller, which is a line of the kernel; those between would only make it long."""
+    return f", called at {callers[-1][0]}:{callers[-1][1]}" if callers else ""
 
 
 def without_explained(findings: list[Finding]) -> list[Finding]:

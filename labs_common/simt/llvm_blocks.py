@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import llvm_layout as at
-from .errors import Fault, Finding
+from .errors import Fault, Finding, elsewhere
 from .llvm_faults import exited_message
 from .llvm_layout import CTX
 
@@ -110,14 +110,13 @@ class Stalled:
                 return
         first, last = int(places.min()), int(places.max())
         there = lanes[places == last]
-        self.divergent(
-            first, lanes[places == first], f"{spans(there)} wait at another barrier, line {self.line(last)}"
-        )
+        place = self.other_barrier(first, last)
+        self.divergent(first, lanes[places == first], f"{spans(there)} wait at another barrier, {place}")
 
-    def line(self, place: int) -> int:
-        """The source line of the instruction that a basic block begins with."""
-        source = self.program.instructions[self.program.blocks[place].start].source
-        return source[1] if source else 0
+    def other_barrier(self, here: int, there: int) -> str:
+        """Where the basic block ``there`` begins, as a finding at ``here`` tells it."""
+        first, other = (self.program.instructions[self.program.blocks[p].start] for p in (here, there))
+        return elsewhere(other.location or (), (first.source or ("", 0))[0])
 
     def report(self) -> None:
         """No progress is possible: name the first barrier and who is missing there."""
@@ -127,13 +126,13 @@ class Stalled:
         if self.at_warp[here].all():
             self.never_arrive(first, here)
         gone = np.flatnonzero(self.place < 0)
-        elsewhere = np.flatnonzero((self.place >= 0) & (self.place != first))
+        away = np.flatnonzero((self.place >= 0) & (self.place != first))
         parts = []
         if len(gone):
             parts.append(f"{spans(gone)} have exited")
-        if len(elsewhere):
-            lines = sorted({self.line(int(p)) for p in np.unique(self.place[elsewhere])})
-            parts.append(f"{spans(elsewhere)} wait elsewhere, line {', '.join(map(str, lines))}")
+        if len(away):
+            others = dict.fromkeys(self.other_barrier(first, int(p)) for p in np.unique(self.place[away]))
+            parts.append(f"{spans(away)} wait elsewhere, {'; '.join(others)}")
         self.divergent(first, here, "; ".join(parts) or "fewer threads arrive than it waits for")
 
     def never_arrive(self, place: int, here: np.ndarray) -> None:
@@ -151,8 +150,9 @@ class Stalled:
             names = ", ".join(str(k) for k in range(32) if missing >> k & 1)
             thread, message = here[0], f"lanes {names} of the mask never arrive"
         file, line = self.program.instructions[i].source or ("", 0)
-        raise Fault(Finding("synccheck", "Barrier error detected. Invalid arguments", file, line,
-                            *self.worker.where(int(thread)), None, f"{self.name(i)}: {message}"))  # fmt: skip
+        found = Finding("synccheck", "Barrier error detected. Invalid arguments", file, line,
+                        *self.worker.where(int(thread)), None, f"{self.name(i)}: {message}")  # fmt: skip
+        raise Fault(found.inlined(self.program.instructions[i].location or ()))
 
     def name(self, instruction: int) -> str:
         """An instruction's name in the PTX."""
@@ -162,9 +162,10 @@ class Stalled:
         """Raise the Fault of a barrier that some threads do not reach."""
         i = self.program.blocks[place].start
         file, line = self.program.instructions[i].source or ("", 0)
-        raise Fault(Finding("synccheck", "Barrier error detected. Divergent thread(s) in block", file, line,
-                            *self.worker.where(int(lanes[0])), None,
-                            f"{self.name(i)}: {spans(lanes)} wait here; {message}"))  # fmt: skip
+        found = Finding("synccheck", "Barrier error detected. Divergent thread(s) in block", file, line,
+                        *self.worker.where(int(lanes[0])), None,
+                        f"{self.name(i)}: {spans(lanes)} wait here; {message}")  # fmt: skip
+        raise Fault(found.inlined(self.program.instructions[i].location or ()))
 
 
 def spans(threads: np.ndarray) -> str:

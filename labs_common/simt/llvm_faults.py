@@ -8,9 +8,10 @@ import numpy as np
 
 from . import llvm_copies as copies
 from . import llvm_layout as at
-from .errors import Finding, TrapError, without_explained
+from .errors import Finding, TrapError, elsewhere, without_explained
 from .memory import WINDOW, WINDOW_BYTES, describe
 from .numpy_copies import CAPACITY, in_flight
+from .parse import Location
 from .races import HAZARDS, race_finding, same_store_finding
 
 if TYPE_CHECKING:
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 
 MAX_FINDINGS = 100
+
+
+def location_of(worker: Worker, instruction: int) -> Location:
+    """The source position of an instruction, with where it was inlined."""
+    return worker.program.instructions[instruction].location or ()
 
 
 def source_of(worker: Worker, instruction: int) -> tuple[str, int]:
@@ -39,9 +45,8 @@ def finding_of(worker: Worker) -> Finding:
         instruction = program.blocks[extra].start
     file, line = source_of(worker, instruction)
     if kind == at.TRAPPED:
-        raise TrapError(
-            Finding("memcheck", "Trap", file, line, block, index, None, "the kernel executed trap")
-        )
+        found = Finding("memcheck", "Trap", file, line, block, index, None, "the kernel executed trap")
+        raise TrapError(found.inlined(location_of(worker, instruction)))
     if kind == at.BAD_INDEX:
         limit = len(program.blocks[program.executed_in[instruction]].targets)
         return Finding("memcheck", "Invalid branch", file, line, block, index, None,
@@ -59,8 +64,9 @@ def finding_of(worker: Worker) -> Finding:
     else:
         message = exited_message(worker, warp, mask)
     name = program.instructions[instruction].name
-    return Finding("synccheck", "Barrier error detected. Invalid arguments", file, line, block, index, None,
-                   f"{name}: {message}")  # fmt: skip
+    found = Finding("synccheck", "Barrier error detected. Invalid arguments", file, line, block, index, None,
+                    f"{name}: {message}")  # fmt: skip
+    return found.inlined(location_of(worker, instruction))
 
 
 def exited_message(worker: Worker, warp: int, mask: int) -> str:
@@ -101,7 +107,8 @@ def _memory(worker: Worker, instruction: int, span: int) -> Finding:
     warp = worker.field("fault_warp")
 
     def finding(tool: str, kind: str, lane: int, address: int, message: str) -> Finding:
-        return Finding(tool, kind, file, line, *worker.where(32 * warp + lane), address, message)
+        found = Finding(tool, kind, file, line, *worker.where(32 * warp + lane), address, message)
+        return found.inlined(location_of(worker, instruction))
 
     kind = f"Invalid __{space}__ {verb} of size {span} bytes"
     offsets = {k: int(addresses[k]) - base for k in lanes}
@@ -177,7 +184,9 @@ def _in_flight(worker: Worker, instruction: int, warp: int, offset: int, lane: i
     block, thread = worker.where(32 * warp + lane)
     owner = worker.where(oldest[1])[1]
     file, line = source_of(worker, instruction)
-    return in_flight(file, line, block, thread, offset, owner, source_of(worker, oldest[2])[1], write)
+    copied_at = elsewhere(location_of(worker, oldest[2]), file)
+    found = in_flight(file, line, block, thread, offset, owner, copied_at, write)
+    return found.inlined(location_of(worker, instruction))
 
 
 _BETWEEN_WARPS = {
@@ -199,7 +208,9 @@ def hazard_of(
         return _in_flight(worker, instruction, warp, offset, lane, hazard == at.COPY_OVERWRITTEN)
     if hazard == at.SAME_STORE:
         other = worker.where(32 * warp + length)[1]
-        return same_store_finding(file, line, block, me, other, offset)
+        return same_store_finding(file, line, block, me, other, offset).inlined(
+            location_of(worker, instruction)
+        )
     arrays = worker.race[: 4 * at.RACE_ARRAYS * worker.race_words].view(np.uint32)
     arrays = arrays.reshape(at.RACE_ARRAYS, -1)
     unit = worker.race_shift
@@ -234,19 +245,19 @@ def hazard_of(
             info = int(infos[at_unit])
             other, other_instruction = 32 * warp + (info & 31), info >> 5
     me = worker.where(32 * warp + int(lanes[at_unit]))[1]
-    other_line = source_of(worker, other_instruction)[1]
     address = int(where[at_unit]) << unit
-    return race_finding(
+    found = race_finding(
         HAZARDS[which],
         file,
         line,
         block,
         me,
         worker.where(other)[1],
-        other_line,
+        elsewhere(location_of(worker, other_instruction), file),
         address,
         hazard in _WITHIN_WARP,
     )
+    return found.inlined(location_of(worker, instruction))
 
 
 def notes_of(run: Run) -> list[Finding]:
@@ -276,7 +287,7 @@ def notes_of(run: Run) -> list[Finding]:
             launch.thread_index(32 * warp + lane),
             start,
             f"nothing was written at {start:#x} ({name})",
-        )
+        ).inlined(program.instructions[i].location or ())
         found.setdefault((finding.tool, finding.kind, file, line), finding)
     hazards = sorted((h for w in run.workers for h in w.hazards), key=lambda h: h[0])
     for _, finding in hazards:

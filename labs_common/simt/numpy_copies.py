@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import Dim3, Finding
+from .errors import Dim3, Finding, elsewhere
 
 if TYPE_CHECKING:
     from .numpy_engine import Batch, Lanes
@@ -210,8 +210,9 @@ class Copies:
         copy, position = self._copy_to(word)
         owner = batch.who(int(copy.lanes[position]))[1]
         address = word * 4 % memory.shared_stride
-        copy_line = batch.source_of(copy.instruction)[1]
-        batch.note(in_flight(*batch.source_of(i), *lanes.who(at), address, owner, copy_line, write))
+        file, line = batch.source_of(i)
+        copied_at = elsewhere(batch.location_of(copy.instruction), file)
+        batch.note(in_flight(file, line, *lanes.who(at), address, owner, copied_at, write), i)
         for k in range(words):
             hit = first[parts[:, k]] + k
             if memory.initcheck:  # the copy counts as the word's write; that it was too early is told here
@@ -230,7 +231,7 @@ class Copies:
 
 
 def in_flight(
-    file: str, line: int, block: Dim3, thread: Dim3, address: int, owner: Dim3, copy_line: int, write: bool
+    file: str, line: int, block: Dim3, thread: Dim3, address: int, owner: Dim3, copied_at: str, write: bool
 ) -> Finding:
     """The finding of a read or write that should have waited."""
     lost = ", so that either of the two writes may be the last" if write else ""
@@ -242,6 +243,6 @@ def in_flight(
         block,
         thread,
         address,
-        f"thread {owner} copies to shared address {address:#x} at line {copy_line} and has not waited for "
+        f"thread {owner} copies to shared address {address:#x} at {copied_at} and has not waited for "
         f"it{lost}; cp.async.wait_group or wait_all is needed, then a barrier for other threads to see it",
     )

@@ -17,14 +17,14 @@ import numpy as np
 
 from . import matrix
 from .counters import Counters
-from .errors import BudgetError, Dim3, Fault, Finding, TrapError, without_explained
+from .errors import BudgetError, Dim3, Fault, Finding, TrapError, elsewhere, without_explained
 from .launch import Launch, Result
 from .memory import WINDOW, AddressSpace
 from .numpy_codegen import Code, Compiler, constant
 from .numpy_copies import Copies
 from .numpy_memory import Memory
 from .ops import operands, operation
-from .parse import Immediate, Register, Special, Symbol, bits_of
+from .parse import Immediate, Location, Register, Special, Symbol, bits_of
 from .printf import format_text
 from .program import Program
 from .races import Races
@@ -220,12 +220,16 @@ class Batch:
         """(file, line) of an instruction."""
         return self.program.instructions[i].source or ("", 0)
 
-    def note(self, finding: Finding) -> None:
-        """Keep a finding that does not end the launch: one for each tool, kind and source line."""
+    def location_of(self, i: int) -> Location:
+        """The source position of an instruction, with where it was inlined."""
+        return self.program.instructions[i].location or ()
+
+    def note(self, finding: Finding, i: int) -> None:
+        """Keep an instruction's finding that does not end the launch: one a tool, kind and source line."""
         key = (finding.tool, finding.kind, finding.file, finding.line)
         if key not in self.engine.noted and len(self.engine.findings) < MAX_FINDINGS:
             self.engine.noted.add(key)
-            self.engine.findings.append(finding)
+            self.engine.findings.append(finding.inlined(self.location_of(i)))
 
     def special(self, name: str, lanes: Lanes) -> np.ndarray:
         """A special register of a group of lanes. Clocks and timers count the instructions run so far."""
@@ -357,7 +361,8 @@ class Batch:
             who = group.lanes.who(bad)
             i = block.stop - 1
             text = f"index {int(value[bad])} of brx.idx is beyond its {limit} targets"
-            raise Fault(Finding("memcheck", "Invalid branch", *self.source_of(i), *who, None, text))
+            found = Finding("memcheck", "Invalid branch", *self.source_of(i), *who, None, text)
+            raise Fault(found.inlined(self.location_of(i)))
         targets = np.array(block.targets, np.int32)[value]
         if targets.size == 1 or (targets == targets[0]).all():
             return int(targets[0])
@@ -534,8 +539,9 @@ class Batch:
     def sync_fault(self, lanes: Lanes, i: int, position: int, message: str) -> None:
         """End the launch over a warp-wide operation."""
         name = self.program.instructions[i].name
-        raise Fault(Finding("synccheck", "Barrier error detected. Invalid arguments", *self.source_of(i),
-                            *lanes.who(position), None, f"{name}: {message}"))  # fmt: skip
+        found = Finding("synccheck", "Barrier error detected. Invalid arguments", *self.source_of(i),
+                        *lanes.who(position), None, f"{name}: {message}")  # fmt: skip
+        raise Fault(found.inlined(self.location_of(i)))
 
     def release(self, top: Group) -> None:
         """Nothing can run: let lanes go whose barrier or warp operation is complete, or report the rest."""
@@ -603,8 +609,13 @@ class Batch:
                 return
         first, last = int(places.min()), int(places.max())
         here, there = lanes[places == first], lanes[places == last]
-        line = self.source_of(self.code[last].block.start)[1]
-        self.divergent(first, here, f"{_threads(self, there)} wait at another barrier, line {line}")
+        place = self.other_barrier(first, last)
+        self.divergent(first, here, f"{_threads(self, there)} wait at another barrier, {place}")
+
+    def other_barrier(self, here: int, there: int) -> str:
+        """Where the block of code ``there`` begins, as a finding at ``here`` tells it."""
+        file, _ = self.source_of(self.code[here].block.start)
+        return elsewhere(self.location_of(self.code[there].block.start), file)
 
     def report_stuck(self, waiting: np.ndarray) -> None:
         """No progress is possible: name the first barrier and who is missing there."""
@@ -620,14 +631,14 @@ class Batch:
             names = ", ".join(str(k) for k in range(32) if missing >> k & 1)
             self.sync_fault(lanes, instruction, 0, f"lanes {names} of the mask never arrive")
         absent = np.setdiff1d(everyone, at)
-        gone, elsewhere = absent[self.exited[absent]], absent[~self.exited[absent]]
+        gone, away = absent[self.exited[absent]], absent[~self.exited[absent]]
         parts = []
         if len(gone):
             parts.append(f"{_threads(self, gone)} have exited")
-        if len(elsewhere):
-            places = np.unique(self.parked_at[elsewhere])
-            lines = sorted({self.source_of(self.code[p].block.start)[1] for p in places if p >= 0})
-            parts.append(f"{_threads(self, elsewhere)} wait elsewhere, line {', '.join(map(str, lines))}")
+        if len(away):
+            places = np.unique(self.parked_at[away])
+            others = dict.fromkeys(self.other_barrier(first, p) for p in places if p >= 0)
+            parts.append(f"{_threads(self, away)} wait elsewhere, {'; '.join(others)}")
         self.divergent(first, at, "; ".join(parts) or "fewer threads arrive than it waits for")
 
     def divergent(self, pc: int, lanes: np.ndarray, message: str) -> None:
@@ -637,7 +648,8 @@ class Batch:
         name = self.program.instructions[i].name
         text = f"{name}: {_threads(self, lanes)} wait here; {message}"
         who = self.who(int(lanes[0]))
-        raise Fault(Finding("synccheck", kind, *self.source_of(i), *who, None, text))
+        found = Finding("synccheck", kind, *self.source_of(i), *who, None, text)
+        raise Fault(found.inlined(self.location_of(i)))
 
     # ---- warp-wide operations; the engine has made sure that all lanes of the mask are in the group
 
@@ -813,9 +825,8 @@ class Batch:
     def trap(self, lanes: Lanes, i: int) -> None:
         """trap ends the launch."""
         file, line = self.source_of(i)
-        raise TrapError(
-            Finding("memcheck", "Trap", file, line, *lanes.who(0), None, "the kernel executed trap")
-        )
+        found = Finding("memcheck", "Trap", file, line, *lanes.who(0), None, "the kernel executed trap")
+        raise TrapError(found.inlined(self.location_of(i)))
 
     def trace(self, lanes: Lanes, i: int, values: tuple) -> None:
         """Keep the results of an instruction for `trace_warp`."""

@@ -276,7 +276,7 @@ class Memory:
                 where = allocation.base + int(offset[min(bad, offset.size - 1)]) + k * dtype.itemsize
                 kind = f"Uninitialized __global__ memory read of size {dtype.itemsize * count} bytes"
                 message = f"nothing was written at {where:#x} ({allocation.name or 'an array'})"
-                self.batch.note(self.finding(lanes, i, "initcheck", kind, where, bad, message))
+                self.batch.note(self.finding(lanes, i, "initcheck", kind, where, bad, message), i)
                 return
 
     def need_written(self, lanes, i, access, address, marks) -> None:
@@ -295,7 +295,8 @@ class Memory:
         """A finding of the lane at a position of the group."""
         block, thread = lanes.who(position)
         file, line = self.batch.source_of(i)
-        return Finding(tool, kind, file, line, block, thread, address, message)
+        found = Finding(tool, kind, file, line, block, thread, address, message)
+        return found.inlined(self.batch.location_of(i))
 
     def fault(self, lanes, i, tool, kind, addresses, position, message) -> None:
         """End the launch."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import numpy_native as native
-from .errors import Dim3, Finding
+from .errors import Dim3, Finding, elsewhere
 from .program import race_unit
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Races:
         block, thread = lanes.who(at)
         other = lanes.who(at - back)[1]
         address = int(index[at]) % batch.memory.shared_stride
-        batch.note(same_store_finding(*batch.source_of(i), block, thread, other, address))
+        batch.note(same_store_finding(*batch.source_of(i), block, thread, other, address), i)
 
     def _report(self, lanes: Lanes, i: int, at: int, unit: int, bit: int, kind: int) -> None:
         _, _, writers, atomics, reader, writer, read_at, written_at = self.row.tolist()
@@ -131,8 +131,9 @@ class Races:
         block, thread = lanes.who(at)
         other_thread = batch.who(other)[1]
         address = (unit << self.shift) % batch.memory.shared_stride
-        line = batch.source_of(where)[1]
-        batch.note(race_finding(hazard, *batch.source_of(i), block, thread, other_thread, line, address))
+        file, line = batch.source_of(i)
+        there = elsewhere(batch.location_of(where), file)
+        batch.note(race_finding(hazard, file, line, block, thread, other_thread, there, address), i)
 
     def _report_own(self, lanes: Lanes, i: int, at: int, unit: int, hazard: int) -> None:
         _, readers, read_at, _, writer, written_at, _, _ = self.row.tolist()
@@ -147,8 +148,9 @@ class Races:
         first = int(batch.thread_of[lanes.numbers[at]]) // 32 * 32
         other_thread = batch.launch.thread_index(first + other)
         address = (unit << self.shift) % batch.memory.shared_stride
-        name, line = HAZARDS[hazard], batch.source_of(where)[1]
-        batch.note(race_finding(name, *batch.source_of(i), block, thread, other_thread, line, address, True))
+        file, line = batch.source_of(i)
+        there, name = elsewhere(batch.location_of(where), file), HAZARDS[hazard]
+        batch.note(race_finding(name, file, line, block, thread, other_thread, there, address, True), i)
 
 
 def race_finding(
@@ -158,7 +160,7 @@ def race_finding(
     block: Dim3,
     thread: Dim3,
     other: Dim3,
-    other_line: int,
+    other_place: str,
     address: int,
     within_warp: bool = False,
 ) -> Finding:
@@ -166,7 +168,7 @@ def race_finding(
     place = "within a warp in __shared__ memory" if within_warp else "in __shared__ memory"
     missing = "__syncwarp" if within_warp else "barrier"
     message = (
-        f"thread {thread} here and thread {other} at line {other_line} use shared address {address:#x} "
+        f"thread {thread} here and thread {other} at {other_place} use shared address {address:#x} "
         f"with no {missing} between them"
     )
     kind = f"Potential {hazard} hazard {place}"
