@@ -363,11 +363,17 @@ def _set_heads(problem: Problem) -> int:
     return -(-problem.group_size // -(-problem.group_size // 8))
 
 
+def most_block_heads(problem: Problem) -> int:
+    """Sets of up to 8 query heads that can share a block of stages 08 and 09: the most of 1, 2, 4 or 8."""
+    sets = problem.kv_heads * -(-problem.group_size // 8)
+    return next(heads for heads in (8, 4, 2, 1) if sets % heads == 0)
+
+
 def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
     """Groups of sets of heads that a block attends for, and the sets in one."""
     sets = problem.kv_heads * -(-problem.group_size // 8)
     if block_heads is None:
-        block_heads = next(heads for heads in (8, 4, 2, 1) if sets % heads == 0)
+        block_heads = most_block_heads(problem)
     if block_heads not in (1, 2, 4, 8) or sets % block_heads:
         raise ValueError(
             f"block_heads={block_heads!r} must be 1, 2, 4 or 8 and divide the {sets} sets of heads"

@@ -15,7 +15,7 @@ import numpy as np
 
 from labs_common.inputs import Inputs, make_inputs
 from labs_common.layouts import from_nhd, to_nhd
-from labs_common.plans import Device, Plan
+from labs_common.plans import Device, Plan, most_block_heads
 from labs_common.problem import Problem
 from labs_common.stages import Stage
 
@@ -74,7 +74,8 @@ class Probe:
         if "segments" in stage.plan(self.problem, device).tables and self.blocks is not None:
             options["blocks"] = self.blocks
         if "merges" in stage.plan(self.problem, device).tables:
-            options["whole"] = False  # so that there is something to merge
+            # So that there is something to merge, and all heads of a sequence are cut at the same tokens.
+            options |= {"whole": False, "block_heads": most_block_heads(self.problem)}
         return stage.plan(self.problem, device, **options)
 
 
