@@ -14,6 +14,7 @@ from pygments.lexers.c_like import CudaLexer
 
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
+from labs_common import tiers
 from labs_common.check import Report, check
 from labs_common.compare import Verdict, compare
 from labs_common.compiler import CompileError
@@ -23,6 +24,7 @@ from labs_common.explain import explain
 from labs_common.gpus import display_name
 from labs_common.inputs import make_inputs
 from labs_common.metrics import Metrics
+from labs_common.ncu_rows import ProfileError
 from labs_common.open_kernels import GROWING, counted, growing, is_open, kernel_of
 from labs_common.plans import Plan
 from labs_common.predictions import score
@@ -374,6 +376,31 @@ def per_token(columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
     return pd.DataFrame(table, index=list(COUNTED.values()))
 
 
+def profile_table(frame: Metrics) -> pd.DataFrame:
+    """Time, shares of what the GPU can do, registers and occupancy: a row for each problem and kernel.
+
+    Args:
+        frame: profiles of one GPU.
+    """
+    columns = {
+        "DRAM, %": names.DRAM_PCT,
+        "L2, %": names.L2_PCT,
+        "SM, %": names.COMPUTE_PCT,
+        "issue active, %": names.ISSUE_PCT,
+        "achieved occupancy, %": names.ACHIEVED_OCCUPANCY,
+    }
+    rows = {}
+    for problem, kernel in dict.fromkeys(zip(frame["problem"], frame["kernel"], strict=True)):
+        one = metrics_table.select(frame, problem=problem, kernel=kernel, line=None)
+        figures = {"time, µs": _figure(metrics_table.value(one, names.TIME) / 1e3, ",.1f")}
+        figures |= {
+            name: _figure(metrics_table.value(one, metric), ".1f") for name, metric in columns.items()
+        }
+        figures["registers"] = _figure(metrics_table.value(one, names.REGISTERS))
+        rows[problem, kernel.removeprefix("paged_attention_")] = figures
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(["problem", "kernel"])
+
+
 def time_table(frame: Metrics) -> pd.DataFrame:
     """Time of each stage, how many times faster it is than the one before, and its DRAM-active cycles."""
     totals = metrics_table.stage_totals(metrics_table.group_launches(frame))
@@ -395,6 +422,33 @@ def time_table(frame: Metrics) -> pd.DataFrame:
 def recorded_profiles(stages: Sequence[str], problem: str = "seed", folder: Path = RECORDED) -> Metrics:
     """What Nsight Compute recorded of stages on one problem, of every GPU; empty where there is nothing."""
     return recorded_metrics(folder, tool="ncu", stage=list(stages), problem=problem)
+
+
+def measured_profiles(stages: Sequence[str], problem: str = "seed") -> Metrics:
+    """What Nsight Compute measures of stages on this machine, some ten seconds each.
+
+    Your own kernel is measured where the lab's has no body. Where it cannot, the reason is printed, and the
+    table is empty or lacks that stage.
+
+    Args:
+        stages: ids.
+        problem: the name of one, which every stage runs in the number format that it takes.
+    """
+    counters = tiers.tiers()[0]
+    if not counters.works:
+        print(f"not measured on this machine: {counters.detail}")
+        return metrics_table.empty()
+    found = []
+    for stage in map(find_stage, stages):
+        try:
+            profiled = tiers.profile(stage, stage.taken((PRESETS | PROBLEMS)[problem]))
+        except ProfileError as error:
+            print(f"{stage.id} is not measured: {error}")
+            continue
+        found.append(metrics_table.select(profiled, source="measured"))
+        if found[-1].empty:
+            print(f"{stage.id} is not measured: its kernel has no body yet")
+    return metrics_table.concat(found) if found else metrics_table.empty()
 
 
 def recorded_times(folder: Path = RECORDED) -> Metrics:

@@ -12,8 +12,10 @@ from matplotlib.text import Text
 
 from labs_common import charts, derive, metrics
 from labs_common import metric_names as names
+from labs_common.chart_way import way_to_the_roof
 from labs_common.gpus import GPUS
 from labs_common.occupancy import occupancy_metrics
+from labs_common.problem import Problem
 from labs_common.recorded import recorded_lines, recorded_metrics, recorded_sources
 from labs_common.reported import reported_metrics
 
@@ -377,3 +379,41 @@ def test_lines_of_code_carry_their_figures():
     assert "line 3 (7, c;), line 2 (5, b;)" in chart.alt_text()
     with pytest.raises(metrics.MetricsError, match="line 3, but the source has 2 lines"):
         charts.source_lines(frame, "a;\nb;", ["inst_executed"])
+
+
+def test_the_way_to_the_roof_is_bytes_over_time_over_the_ceiling():
+    """2 MB in 1 µs and in 4 µs, where a plain read reaches 4 TB/s: 50 and 12.5 %."""
+    problem = Problem(2, 1, 64, 16, (3900,), name="some")
+    nbytes = problem.minimum_bytes
+    assert nbytes == 2 * 4 * 64 * 3900 + 4 * 244 + 4 + 2 * 4 * 2 * 64
+    times = metrics.build(
+        [
+            {
+                "metric": names.TIME,
+                "stage": stage,
+                "kernel": metrics.ALL_KERNELS,
+                "value": ns,
+                "unit": "nsecond",
+            }
+            for stage, ns in (("09_memory_roof", nbytes / 2e3), ("00_baseline", nbytes / 5e2))
+        ]
+        + [{"metric": names.PEAK_BANDWIDTH, "value": 4e12, "unit": "byte/second"}],
+        source="recorded",
+        tool="events",
+        gpu="h200",
+        problem="some",
+    )
+
+    chart = way_to_the_roof(times, {"some": problem})
+
+    (axes,) = chart.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["00 baseline", "09 memory roof"]
+    assert [round(bar.get_width(), 6) for bar in axes.patches] == [12.5, 50.0]
+    assert "100 % is 4,000 GB/s" in chart.description and "09 memory roof 50.0 %" in chart.description
+
+
+def test_a_way_without_times_is_refused():
+    with pytest.raises(ValueError, match="no stage was timed beside a read ceiling on nothing"):
+        way_to_the_roof(
+            recorded_metrics(tool="events"), {"nothing": Problem(2, 1, 64, 16, (3900,), name="nothing")}
+        )

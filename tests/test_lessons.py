@@ -6,11 +6,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from labs_common import lessons, metrics
+from labs_common import lessons, metrics, tiers
 from labs_common import metric_names as names
 from labs_common.compare import Verdict
 from labs_common.course import exercise_of
 from labs_common.exercise import cut
+from labs_common.ncu_rows import ProfileError
 from labs_common.problem import PRESETS
 from labs_common.reported import reported_metrics
 from labs_common.source import Source
@@ -245,3 +246,35 @@ def test_runs_stand_side_by_side_in_the_order_given():
     assert list(table.loc["sectors per request"]) == ["16.00", "16.00"]
     with pytest.raises(ValueError, match="runs"):
         lessons.side_by_side({})
+
+
+def test_where_nothing_can_be_measured_the_reason_is_told(monkeypatch, capsys):
+    counters = tiers.Ability(tiers.COUNTERS, False, "no driver", "")
+    monkeypatch.setattr(tiers, "tiers", lambda: (counters,))
+
+    assert lessons.measured_profiles(["00_baseline"]).empty
+    assert capsys.readouterr().out == "not measured on this machine: no driver\n"
+
+
+def test_only_what_was_measured_is_shown_as_measured(monkeypatch, capsys):
+    recorded = lessons.recorded_profiles(["06_async_ring", "07_tensor_core"], problem="seed-float16")
+    asked = []
+
+    def profile(stage, problem):
+        asked.append((stage.id, problem.name, problem.dtype))
+        if stage.id == "05_partitioned_gqa":
+            raise ProfileError("no kernel was profiled")
+        rows = metrics.select(recorded, stage=stage.id)
+        return rows.assign(source="measured") if stage.id == "06_async_ring" else rows
+
+    monkeypatch.setattr(tiers, "tiers", lambda: (tiers.Ability(tiers.COUNTERS, True, "", ""),))
+    monkeypatch.setattr(tiers, "profile", profile)
+    found = lessons.measured_profiles(
+        ["05_partitioned_gqa", "06_async_ring", "07_tensor_core"], "seed-float16"
+    )
+
+    assert set(found["stage"]) == {"06_async_ring"} and set(found["source"]) == {"measured"}
+    assert {problem for _, problem, _ in asked} == {"seed-float16"}
+    told = capsys.readouterr().out
+    assert "05_partitioned_gqa is not measured: no kernel was profiled" in told
+    assert "07_tensor_core is not measured: its kernel has no body yet" in told
