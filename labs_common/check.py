@@ -169,7 +169,7 @@ def check(
         seed: of the inputs.
         diagnose: run a kernel that is not right on the probes of ``faults``, and name what is wrong.
     """
-    if stage.towards_roof and isinstance(engine, SimulatorEngine):
+    if stage.fixes_shapes and isinstance(engine, SimulatorEngine):
         engine = engine.interpreting()
     results = []
     for problem in check_problems(stage) if problems is None else problems:

@@ -159,7 +159,7 @@ def run_probes(
     Returns:
         The outputs by probe, without those of probes it did not finish; and all that the checks found.
     """
-    if stage.towards_roof and isinstance(engine, SimulatorEngine):
+    if stage.fixes_shapes and isinstance(engine, SimulatorEngine):
         engine = engine.interpreting()
     outputs: dict[str, np.ndarray] = {}
     findings: list[Finding] = []

@@ -57,6 +57,11 @@ class Stage:
         return KERNELS / self.folder / f"{self.id}.cu"
 
     @property
+    def fixes_shapes(self) -> bool:
+        """Whether macros give the shape, so that every problem is a kernel to be built: from 05 on."""
+        return self.id >= "05"
+
+    @property
     def towards_roof(self) -> bool:
         """Whether it is one of those after stage 05."""
         return self.folder == "roof"

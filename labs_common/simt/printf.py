@@ -9,6 +9,9 @@ from collections.abc import Callable
 _SPEC = re.compile(r"%([-+ #0]*)(\d*)(?:\.(\d+))?(?:hh|h|ll|l|z|t|j)?([diouxXeEfFgGaAcspn%])")
 _LONG = re.compile(r"(ll|l|z|t|j)[diouxX]$")
 
+MOST_CHARACTERS = 4096  # of a string that has no end
+PIECE = 256  # bytes of a string that are read at a time
+
 
 def format_text(read: Callable[[int, int], bytes], text_address: int, arguments: int) -> str:
     """The text that printf prints. read(address, count) gives bytes, b"" where nothing is mapped."""
@@ -47,9 +50,11 @@ def format_text(read: Callable[[int, int], bytes], text_address: int, arguments:
 
 def _string(read: Callable[[int, int], bytes], address: int) -> str:
     out = bytearray()
-    while len(out) < 4096:
-        byte = read(address + len(out), 1)
-        if not byte or byte == b"\0":
+    while len(out) < MOST_CHARACTERS:
+        # A piece that is not mapped to its end is read byte by byte.
+        piece = read(address + len(out), PIECE) or read(address + len(out), 1)
+        text, end, _ = piece.partition(b"\0")
+        out += text
+        if end or not piece:
             break
-        out += byte
-    return out.decode("utf-8", "replace")
+    return out[:MOST_CHARACTERS].decode("utf-8", "replace")
