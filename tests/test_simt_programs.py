@@ -13,6 +13,7 @@ from labs_common.simt import cupy_like as xp
 from labs_common.simt.launch import Launch
 from labs_common.simt.numpy_engine import trace_warp
 from labs_common.simt.parse import parse
+from labs_common.simt.printf import MOST_CHARACTERS, c_string
 from labs_common.simt.program import build
 
 GUARD = 0xAB  # bytes beside every result, which no store may touch
@@ -605,3 +606,17 @@ def test_blocks_are_numbered_so_that_joins_come_after_their_branches():
 
     for block in program.blocks:
         assert all(target > block.index for target in block.targets)  # no loop: every edge goes forward
+
+
+@pytest.mark.parametrize("length", [0, 1, 255, 256, 257, 600])
+@pytest.mark.parametrize("behind", [0, 1, 300])
+def test_a_string_is_read_to_its_end_wherever_its_memory_ends(length, behind):
+    memory = b"x" * length + b"\0" + b"y" * behind
+
+    assert c_string(lambda address, count: memory[address:][:count], 0) == "x" * length
+
+
+def test_a_string_without_an_end_ends_with_its_memory_or_is_cut():
+    assert c_string(lambda address, count: (b"z" * 300)[address:][:count], 0) == "z" * 300
+    assert c_string(lambda address, count: b"z" * count, 0) == "z" * MOST_CHARACTERS
+    assert c_string(lambda address, count: b"", 0) == ""

@@ -42,7 +42,7 @@ from .llvm_layout import CTX
 from .llvm_runtime import ACCESS_COUNTERS
 from .llvm_split import split_at_accesses
 from .memory import WINDOW, AddressSpace
-from .printf import format_text
+from .printf import c_string, format_text
 from .program import Program, race_unit
 from .spins import spinning_branches
 
@@ -342,7 +342,7 @@ class Worker:
             self.run.print(format_text(read, *words))
             frame[offsets[2] : offsets[2] + 4] = 0
             return
-        text, file = (self.string_at(read, word) for word in words)
+        text, file = (c_string(read, word) for word in words)
         line = int(frame[offsets[2] : offsets[2] + 4].view(np.uint32)[0])
         message = f"{file}:{line}: assertion `{text}` failed"
         block, index = self.where(thread)
@@ -354,29 +354,17 @@ class Worker:
         return launch.block_index(self.field("block")), launch.thread_index(thread)
 
     def bytes_at(self, address: int, count: int, thread: int) -> bytes:
-        """Memory at a generic address, as a thread sees it; b"" where nothing is mapped."""
-        size = self.program.local_bytes
-        if WINDOW["local"] <= address < WINDOW["local"] + size:
-            start = thread * size + address - WINDOW["local"]
-            return self.local[start : start + count].tobytes()
-        if WINDOW["shared"] <= address < WINDOW["shared"] + self.shared_size:
-            start = address - WINDOW["shared"]
-            return self.shared[start : start + count].tobytes()
+        """Memory at a generic address, as a thread sees it, to its end; b"" where nothing is mapped."""
+        size, offset = self.program.local_bytes, address - WINDOW["local"]
+        if 0 <= offset < size:
+            return self.local[thread * size : (thread + 1) * size][offset : offset + count].tobytes()
+        offset = address - WINDOW["shared"]
+        if 0 <= offset < self.shared_size:
+            return self.shared[: self.shared_size][offset : offset + count].tobytes()
         allocation = self.run.space.find(address)
         if allocation is None:
             return b""
         return allocation.host[address - allocation.base :][:count].tobytes()
-
-    @staticmethod
-    def string_at(read: Callable[[int, int], bytes], address: int) -> str:
-        """A C string."""
-        out = bytearray()
-        while len(out) < 4096:
-            byte = read(address + len(out), 1)
-            if not byte or byte == b"\0":
-                break
-            out += byte
-        return out.decode("utf-8", "replace")
 
 
 class Run:

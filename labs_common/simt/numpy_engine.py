@@ -9,6 +9,7 @@ their block's other threads are there; lanes at a shuffle, until the lanes it na
 
 from __future__ import annotations
 
+import functools
 import io
 import time
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from .numpy_copies import Copies
 from .numpy_memory import Memory
 from .ops import operands, operation
 from .parse import Immediate, Location, Register, Special, Symbol, bits_of
-from .printf import format_text
+from .printf import c_string, format_text
 from .program import Program
 from .races import Races
 from .spins import spinning_branches
@@ -784,14 +785,12 @@ class Batch:
         frame = self.memory.local.reshape(-1, max(self.program.local_bytes, 1))
         for position, number in enumerate(lanes.numbers):
             words = [int(frame[number, o : o + 8].view(np.uint64)[0]) for o in offsets[:2]]
+            read = functools.partial(self.bytes_at, number)
             if name == "vprintf":
-                self.engine.print(
-                    format_text(lambda a, n, k=number: self.bytes_at(a, n, k), words[0], words[1])
-                )
+                self.engine.print(format_text(read, *words))
                 frame[number, offsets[2] : offsets[2] + 4] = 0
                 continue
-            text = self.string_at(words[0], number)
-            file = self.string_at(words[1], number)
+            text, file = (c_string(read, word) for word in words)
             line = int(frame[number, offsets[2] : offsets[2] + 4].view(np.uint32)[0])
             block, thread = lanes.who(position)
             message = f"{file}:{line}: assertion `{text}` failed"
@@ -799,28 +798,22 @@ class Batch:
                 Finding("memcheck", "Device-side assert", file, line, block, thread, None, message)
             )
 
-    def bytes_at(self, address: int, count: int, number: int) -> bytes:
-        """Memory at a generic address, as a lane sees it; b"" where nothing is mapped."""
-        if WINDOW["local"] <= address < WINDOW["local"] + self.program.local_bytes:
-            start = number * self.program.local_bytes + address - WINDOW["local"]
-            return self.memory.local[start : start + count].tobytes()
-        if WINDOW["shared"] <= address < WINDOW["shared"] + self.memory.shared_size:
-            start = int(self.block_of[number]) * self.memory.shared_stride + address - WINDOW["shared"]
-            return self.memory.shared[start : start + count].tobytes()
+    def bytes_at(self, number: int, address: int, count: int) -> bytes:
+        """Memory at a generic address, as a lane sees it, to its end; b"" where nothing is mapped."""
+        offset = address - WINDOW["local"]
+        if 0 <= offset < self.program.local_bytes:
+            start = number * self.program.local_bytes
+            own = self.memory.local[start : start + self.program.local_bytes]
+            return own[offset : offset + count].tobytes()
+        offset = address - WINDOW["shared"]
+        if 0 <= offset < self.memory.shared_size:
+            start = int(self.block_of[number]) * self.memory.shared_stride
+            own = self.memory.shared[start : start + self.memory.shared_size]
+            return own[offset : offset + count].tobytes()
         allocation = self.space.find(address)
         if allocation is None:
             return b""
         return allocation.host[address - allocation.base :][:count].tobytes()
-
-    def string_at(self, address: int, number: int) -> str:
-        """A C string."""
-        out = io.BytesIO()
-        while out.tell() < 4096:
-            byte = self.bytes_at(address + out.tell(), 1, number)
-            if not byte or byte == b"\0":
-                break
-            out.write(byte)
-        return out.getvalue().decode("utf-8", "replace")
 
     def trap(self, lanes: Lanes, i: int) -> None:
         """trap ends the launch."""

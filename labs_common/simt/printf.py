@@ -14,8 +14,8 @@ PIECE = 256  # bytes of a string that are read at a time
 
 
 def format_text(read: Callable[[int, int], bytes], text_address: int, arguments: int) -> str:
-    """The text that printf prints. read(address, count) gives bytes, b"" where nothing is mapped."""
-    template = _string(read, text_address)
+    """The text that printf prints; ``read`` as ``c_string`` takes it."""
+    template = c_string(read, text_address)
     at = arguments
 
     def take(size: int, code: str):
@@ -42,18 +42,22 @@ def format_text(read: Callable[[int, int], bytes], text_address: int, arguments:
         if kind == "c":
             return chr(take(4, "i") & 0xFF)
         if kind == "s":
-            return f"{spec}s" % _string(read, take(8, "Q"))
+            return f"{spec}s" % c_string(read, take(8, "Q"))
         return f"{take(8, 'Q'):#x}"
 
     return _SPEC.sub(replace, template)
 
 
-def _string(read: Callable[[int, int], bytes], address: int) -> str:
+def c_string(read: Callable[[int, int], bytes], address: int) -> str:
+    """A C string, as far as memory goes.
+
+    Args:
+        read: of an address and a count gives so many bytes, fewer where what is mapped ends.
+        address: generic.
+    """
     out = bytearray()
     while len(out) < MOST_CHARACTERS:
-        # A piece that is not mapped to its end is read byte by byte.
-        piece = read(address + len(out), PIECE) or read(address + len(out), 1)
-        text, end, _ = piece.partition(b"\0")
+        text, end, _ = (piece := read(address + len(out), PIECE)).partition(b"\0")
         out += text
         if end or not piece:
             break
