@@ -214,14 +214,13 @@ def record(
 ) -> None:
     """Profile stages with Nsight Compute into a set that others can replay."""
     from labs_common import record as recording
-    from labs_common.known_shapes import PROFILED
+    from labs_common.recorded import KNOWN
 
-    known = recording.PROBLEMS | PROFILED
-    unknown = sorted(set(problem or ()) - set(known))
+    unknown = sorted(set(problem or ()) - set(KNOWN))
     if unknown:
-        raise ValueError(f"problem {unknown[0]!r}: a set has {', '.join(known)}")
+        raise ValueError(f"problem {unknown[0]!r}: a set has {', '.join(KNOWN)}")
     chosen = [find_stage(name) for name in stages] if stages else list(ALL_STAGES)
-    problems = [known[name] for name in problem] if problem else list(recording.PROBLEMS.values())
+    problems = [KNOWN[name] for name in problem] if problem else list(recording.PROBLEMS.values())
     target = recording.record(
         chosen, problems, out, _command(), on_progress=console.print, keep_reports=not tables_only
     )
@@ -259,10 +258,9 @@ def simulate(
 
 def _find_problem(name: str) -> Problem:
     """A preset, or a problem of the recorded sets."""
-    from labs_common.known_shapes import PROFILED
-    from labs_common.recorded import PROBLEMS
+    from labs_common.recorded import KNOWN
 
-    known = PRESETS | PROBLEMS | PROFILED
+    known = PRESETS | KNOWN
     if name not in known:
         raise ValueError(f"problem {name!r}: allowed are {', '.join(known)}")
     return known[name]

@@ -30,7 +30,7 @@ from labs_common.plans import Plan
 from labs_common.predictions import score
 from labs_common.predictions import table as score_table
 from labs_common.problem import PRESETS, Problem
-from labs_common.recorded import PROBLEMS, RECORDED, recorded_metrics
+from labs_common.recorded import KNOWN, PROBLEMS, RECORDED, recorded_metrics
 from labs_common.reference import reference
 from labs_common.simt.errors import Fault, LaunchError, SimulationError
 from labs_common.source import HEADERS, KERNELS, Source
@@ -441,7 +441,7 @@ def measured_profiles(stages: Sequence[str], problem: str = "seed") -> Metrics:
     found = []
     for stage in map(find_stage, stages):
         try:
-            profiled = tiers.profile(stage, stage.taken((PRESETS | PROBLEMS)[problem]))
+            profiled = tiers.profile(stage, stage.taken((PRESETS | KNOWN)[problem]))
         except ProfileError as error:
             print(f"{stage.id} is not measured: {error}")
             continue

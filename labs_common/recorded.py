@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from labs_common.compiler import compiler_version
+from labs_common.known_shapes import PROFILED
 from labs_common.metrics import Metrics, concat, load_csv, select
 from labs_common.ncu import read_profile, read_sources
 from labs_common.problem import PRESETS, Problem
@@ -41,6 +42,7 @@ PROBLEMS: dict[str, Problem] = {
         PRESETS["seed"].replace(dtype="float16", name="seed-float16"),
     )
 }
+KNOWN = PROBLEMS | PROFILED  # that a set may hold profiles of
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "recorded"
 REPORT_SUFFIX = ".ncu-rep.xz"
 
@@ -149,7 +151,7 @@ def changed_kernels(gpu_folder: Path) -> list[str]:
     for stage, by_problem in hashes.items():
         options = provenance.get("options", {}).get(stage, {})
         for problem, recorded in by_problem.items():
-            now = kernel_hash(find_stage(stage), PROBLEMS[problem], provenance["compute_capability"], options)
+            now = kernel_hash(find_stage(stage), KNOWN[problem], provenance["compute_capability"], options)
             if now != recorded:
                 changed.append(f"{stage} on {problem}")
     return changed
