@@ -20,7 +20,7 @@ from labs_common.stages import find_stage
 
 SEED = "a seed that the corpus was not tuned to"
 # A bomb ends at the limit, so that it decides how long these tests take; an honest kernel takes a second.
-LIMITS = Limits(cpu_s=8)
+LIMITS = Limits(cpu_s=6)
 
 
 BOTH = pytest.mark.parametrize("gpu", [False, pytest.param(True, marks=pytest.mark.gpu)], ids=["sim", "gpu"])

@@ -87,7 +87,7 @@ shapes = st.builds(
 
 @given(problem=shapes, partition=st.integers(1, 5), seed=st.integers(0, 2**16))
 @settings(
-    max_examples=12,
+    max_examples=6,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
