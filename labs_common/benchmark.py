@@ -52,7 +52,7 @@ class Benchmark:
 
     def bandwidth(self, label: str) -> float:
         """Bytes per second: the problem's minimum bytes over the median time."""
-        return self.problem.minimum_bytes / self.timings[label].median_s
+        return self.problem.bandwidth(self.timings[label].median_s)
 
 
 def benchmark_stages(

@@ -62,7 +62,7 @@ def _panel(axes: Axes, gpu: str, problem: Problem, rows: Metrics, ceiling: float
     labels = [stage.replace("_", " ") for stage in rows["stage"]]
     spoken = []
     for place, (label, nanoseconds) in enumerate(zip(labels, rows["value"], strict=True)):
-        share = 100 * problem.minimum_bytes / (nanoseconds * 1e-9) / ceiling
+        share = 100 * problem.bandwidth(nanoseconds * 1e-9) / ceiling
         axes.barh(place, share, 0.75, color=COLOURS[0], edgecolor="white", lw=0.4)
         text = f"{share:.1f} %, {number(nanoseconds / 1e3)} µs"
         axes.annotate(

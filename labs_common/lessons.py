@@ -483,7 +483,7 @@ def read_shares(stage: Stage, frame: Metrics) -> list[str]:
             continue
         if problems[row.problem].minimum_bytes < FITS_IN_CACHE:
             continue
-        rate = problems[row.problem].minimum_bytes / (row.value * 1e-9)
+        rate = problems[row.problem].bandwidth(row.value * 1e-9)
         told.append(
             f"{stage.id} on {display_name(row.gpu)}, problem {row.problem}: {row.value / 1e3:,.1f} µs, "
             f"{rate / 1e9:,.0f} GB/s, {100 * rate / ceiling:.0f} % of what a plain read reaches"

@@ -95,7 +95,7 @@ def measure(
     rows = []
     for name, entry in entries.items():
         timing = timings[name]
-        bandwidth = problem.minimum_bytes / timing.median_s
+        bandwidth = problem.bandwidth(timing.median_s)
         rows.append(
             {
                 "problem": problem.name,

@@ -118,6 +118,10 @@ class Problem:
         vectors = 2 * self.batch * self.query_heads * self.head_dim * itemsize
         return self.kv_bytes + vectors + 4 * (sum(self.pages_per_sequence) + self.batch)
 
+    def bandwidth(self, seconds: float) -> float:
+        """Bytes per second of a kernel that takes so long: `minimum_bytes` over its time."""
+        return self.minimum_bytes / seconds
+
     def replace(self, **changes: object) -> Problem:
         """A copy with some fields changed, validated again."""
         return dataclasses.replace(self, **changes)

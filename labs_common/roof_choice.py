@@ -22,9 +22,7 @@ BYTES_IN_FLIGHT = 12_000  # of a multiprocessor, from which latency hardly shows
 # Warp instructions that a multiprocessor issues in a microsecond with many blocks, and the number of blocks
 # with which it issues half as many.
 ISSUE = {"float32": (6_700, 0.11), "float16": (4_700, 0.49), "bfloat16": (4_700, 0.49), FP8: (4_700, 0.17)}
-OVERLAP = (
-    4  # the power by which reading and issuing hide each other: 1 adds them, a large one is their maximum
-)
+OVERLAP = 4  # power by which reading and issuing hide each other: 1 adds them, a large one takes the longer
 
 IMBALANCE = 0.49  # of the time that the fullest multiprocessor takes beyond the mean
 BLOCK_ONLY = 0.95  # first and last tiles of a block that has a multiprocessor for itself
@@ -121,7 +119,7 @@ class _Multiprocessor:
         self._static_bytes = warps * 4 * self.heads * problem.head_dim + 1536  # values and partials of warps
         self._reading = problem.minimum_bytes / multiprocessors / BYTES_PER_US
         tokens = sum(problem.context_lengths) * self.sets
-        self._instructions = tokens * _token_instructions(problem, self.heads) / multiprocessors
+        self._instructions = tokens * token_instructions(problem, self.heads) / multiprocessors
 
     def slots(self, wanted_blocks: float) -> int:
         """Of a ring: two where that lets blocks stand beside each other, or where issuing is what takes time
@@ -158,8 +156,8 @@ class _Multiprocessor:
         return blocks * (slots * self._slot_bytes + self._static_bytes) <= self._shared_bytes
 
 
-def _token_instructions(problem: Problem, heads: int) -> float:
-    """Warp instructions for a token and a set of heads, within a fifth of what the simulator counts."""
+def token_instructions(problem: Problem, heads: int) -> float:
+    """Warp instructions for a token and a set of heads, within a third of what the simulator counts."""
     if problem.dtype != "float32":
         return 9 + 0.12 * problem.head_dim
     lanes = 1 << (problem.head_dim - 1).bit_length()  # with those that have no dimension

@@ -11,11 +11,11 @@ from labs_common.compare import compare
 from labs_common.engines import SimulatorEngine
 from labs_common.inputs import make_inputs
 from labs_common.metric_names import INSTRUCTIONS
-from labs_common.metrics import value
+from labs_common.metrics import stage_totals, value
 from labs_common.plans import Device
 from labs_common.problem import DTYPES, Problem
 from labs_common.reference import reference
-from labs_common.roof_choice import choices
+from labs_common.roof_choice import choices, token_instructions
 from labs_common.source import KERNELS
 from labs_common.stages import ROOF, find_stage
 
@@ -306,3 +306,20 @@ def test_every_choice_is_a_plan(kv_heads, group, head_dim, dtype, lengths):
 def test_blocks_that_are_none_are_refused(blocks):
     with pytest.raises(ValueError, match="blocks"):
         ROOF[3].plan(Problem(4, 1, 64, 16, (40,), "float16"), blocks=blocks, whole=False)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "heads"),
+    [("float32", 96, 1), ("float32", 128, 4), ("float16", 128, 4), (FP8, 256, 8)],
+)
+def test_the_instructions_that_the_choice_expects_are_near_those_counted(dtype, head_dim, heads):
+    """What 1,024 tokens more cost, of one set of heads in one block."""
+    counted = []
+    for length in (1024, 2048):
+        problem = Problem(heads, 1, head_dim, 16, (length,), dtype)
+        plan = ROOF[3].plan(problem, block_heads=1, whole=True, ring_slots=2)
+        outcome = SimulatorEngine().run(ROOF[3], problem, make_inputs(problem), plan=plan)
+        counted.append(value(stage_totals(outcome.metrics), INSTRUCTIONS))
+    a_token = (counted[1] - counted[0]) / 1024
+
+    assert token_instructions(problem, heads) == pytest.approx(a_token, rel=0.35)
