@@ -23,10 +23,12 @@ from labs_common.engines import Engine, GpuEngine
 from labs_common.known_shapes import SHAPES
 from labs_common.plans import Plan
 from labs_common.problem import FP8, Problem
+from labs_common.roof_choice import resident_by_registers
 from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
 Contender = tuple[str, Stage, Plan]
+RUNS = {1: "", 2: ", two runs", 3: ", three runs"}  # equal ones for each multiprocessor, in a label
 
 
 def random_shapes(count: int, seed: int = 0) -> list[Problem]:
@@ -64,31 +66,46 @@ class UncheckedGpu(GpuEngine):
                 pool.submit(self.raw_module, stage.source(), plan.defines)
 
 
-def contenders(problem: Problem, engine: Engine) -> list[Contender]:
-    """Every kernel that takes the problem, with the options that are worth a look."""
+def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Contender]:
+    """Stage 09 with the plan that it chooses, then with every way to split its work that is worth a look.
+
+    Args:
+        problem: shapes, dtypes and layout.
+        engine: whose device plans are made for.
+        others: whether the stages before it that take the problem are there too.
+    """
+    device = engine.device
     found: list[Contender] = []
 
-    def add(label: str, stage: Stage, **options: Any) -> None:
+    def add(label: str, stage: Stage, beside: int = 1, **options: Any) -> None:
         try:
-            found.append((label, stage, stage.plan(problem, engine.device, **options)))
+            plan = stage.plan(problem, device, **options)
         except ValueError as error:
             print(f"{problem.name} {problem.dtype}, {label}: {error}")
+            return
+        if beside == 1 or beside * (plan.launches[0].shared_bytes + 2048) <= device.max_shared_bytes:
+            found.append((label, stage, plan))
 
-    add("05", find_stage("05"))
-    for stage in ROOF:
-        add(stage.id[:2], stage)
-    sets = problem.kv_heads * -(-problem.group_size // 8)
+    if others:
+        for stage in (find_stage("05"), *ROOF[:-1]):
+            add(stage.id[:2], stage)
+    add("09", ROOF[-1])
+    head_sets = -(-problem.group_size // 8)
+    most = resident_by_registers(problem, -(-problem.group_size // head_sets))
+    sets = problem.kv_heads * head_sets
     for block_heads in (heads for heads in (1, 2, 4, 8) if sets % heads == 0):
+        blocks = sets // block_heads * problem.batch
         for slots in (2, 3, 4):
             options = {"block_heads": block_heads, "ring_slots": slots}
             label = f"09, {block_heads} heads a block, {slots} slots"
-            once = engine.device.multiprocessors
-            add(label, ROOF[-1], **options, evict_first=True, whole=False, blocks=once)
+            for runs, words in tuple(RUNS.items())[:most]:
+                few = {"whole": False, "blocks": runs * device.multiprocessors}
+                add(label + words, ROOF[-1], runs, **options, evict_first=True, **few)
+            if 2 * blocks < device.multiprocessors:
+                continue  # half of the GPU would have nothing to do
             add(f"{label}, whole", ROOF[-1], **options, evict_first=True, whole=True)
             if block_heads == 8:  # with fewer, lines that stay have never been worth 2 %
                 add(f"{label}, whole, not evicted first", ROOF[-1], **options, evict_first=False, whole=True)
-            if problem.head_dim <= 128 and slots < 4:  # registers and shared memory for two
-                add(f"{label}, two runs", ROOF[-1], **options, evict_first=True, whole=False, blocks=2 * once)
     return found
 
 
@@ -104,7 +121,7 @@ class Way(NamedTuple):
 def way(label: str) -> Way:
     """What a label that ``contenders`` made says."""
     heads, slots = (int(number) for number in re.findall(r"(\d+) (?:heads|slots)", label))
-    runs = 0 if "whole" in label else 2 if "two runs" in label else 1
+    runs = 0 if "whole" in label else next(n for n in (3, 2, 1) if RUNS[n] in label)
     return Way(heads, slots, runs, "not evicted first" not in label)
 
 
@@ -163,7 +180,7 @@ def main(arguments: list[str]) -> int:
         problems = random_shapes(*map(int, names[1:]))
     else:
         problems = [SHAPES[n].replace(dtype=d) for n in names or SHAPES for d in ("float16", FP8, "float32")]
-    compared = [contenders(problem, engine) for problem in problems]
+    compared = [contenders(problem, engine, others=names[:1] != ["random"]) for problem in problems]
     engine.build(itertools.chain(*compared))
     tables = []
     for problem, those in zip(problems, compared, strict=True):

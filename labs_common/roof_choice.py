@@ -133,7 +133,7 @@ class _Multiprocessor:
 
     def resident(self, slots: int, wanted_blocks: float) -> int:
         """Blocks that a multiprocessor works on at a time, of as many as it gets."""
-        most = _resident_by_registers(self._problem, self.heads)
+        most = resident_by_registers(self._problem, self.heads)
         fitting = next((blocks for blocks in range(most, 1, -1) if self._fit(slots, blocks)), 1)
         return max(1, min(fitting, -int(-wanted_blocks // 1)))
 
@@ -164,7 +164,7 @@ def token_instructions(problem: Problem, heads: int) -> float:
     return 40 + 0.11 * lanes * heads
 
 
-def _resident_by_registers(problem: Problem, heads: int) -> int:
+def resident_by_registers(problem: Problem, heads: int) -> int:
     """Blocks of 8 warps that a multiprocessor's registers hold, of what ptxas 13.0 gives a thread for sm_90:
     up to 80, 128 or 255 of them."""
     if problem.dtype != "float32":

@@ -62,7 +62,8 @@ def time_gpu(
     """Time several calls against each other.
 
     Each call's input sets are captured in one CUDA graph; every round replays each graph once between two
-    events, so that drift of clocks and neighbours meets all of them alike.
+    events, in an order of its own: drift of clocks meets all of them alike, and none always comes after the
+    same other one, which is worth up to 10 % of a call of 20 us.
 
     Args:
         xp: CuPy.
@@ -80,13 +81,14 @@ def time_gpu(
             graph.launch(stream)
             graph.launch(stream)
         events = {name: [] for name in graphs}
+        random = np.random.default_rng(0)
         for _ in range(rounds):
-            for name, graph in graphs.items():
+            for name in random.permutation(list(graphs)):
                 start, end = xp.cuda.Event(), xp.cuda.Event()
                 if between is not None:
                     between()
                 start.record(stream)
-                graph.launch(stream)
+                graphs[name].launch(stream)
                 end.record(stream)
                 events[name].append((start, end))
         stream.synchronize()

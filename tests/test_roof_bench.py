@@ -73,7 +73,7 @@ def test_every_shape_has_contenders(name, dtype, capsys):
     labels = [label for label, _, _ in found]
     assert len(set(labels)) == len(labels)
     assert {"08", "09"} <= set(labels)  # with the plan that they choose themselves
-    assert sum(label.startswith("09, ") for label in labels) >= 5
+    assert sum(label.startswith("09, ") for label in labels) >= 3
     assert ("07" in labels) == (dtype != "float32")
 
 

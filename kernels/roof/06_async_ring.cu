@@ -67,7 +67,7 @@ __device__ __forceinline__ Partial merge_lanes(Partial part) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     paged_attention_async_ring(Problem problem, Inputs in, Element* output, Partials partials, int partitions) {
-  extern __shared__ uint4 rings[];  // [WARPS, RING_SLOTS, TILE_CHUNKS], then the warps' values
+  extern __shared__ __align__(128) uint4 rings[];  // [WARPS, RING_SLOTS, TILE_CHUNKS], then the warps' values
   __shared__ Partial warp_parts[HEADS][WARPS];
   const int kv_head = blockIdx.x;
   const int sequence = blockIdx.y;

@@ -42,7 +42,7 @@ struct OnePartition {
 extern "C" __global__ void __launch_bounds__(THREADS)
     paged_attention_tensor_core(Problem problem, Inputs in, Element* output, Partials partials, int partitions,
                                 float value_scale) {
-  extern __shared__ uint4 rings[];  // [WARPS, RING_SLOTS, TILE_CHUNKS], then the warps' values
+  extern __shared__ __align__(128) uint4 rings[];  // [WARPS, RING_SLOTS, TILE_CHUNKS], then the warps' values
   __shared__ Partial warp_parts[HEADS][WARPS];
   const int kv_head = blockIdx.x;
   const int sequence = blockIdx.y;

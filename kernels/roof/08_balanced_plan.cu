@@ -67,7 +67,7 @@ __device__ __forceinline__ void wait_for_set() {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     paged_attention_balanced_plan(Problem problem, Inputs in, Element* output, Work work, float value_scale) {
-  extern __shared__ uint4 shared[];  // rings [WARPS, RING_SLOTS, TILE_CHUNKS], then values [BLOCK_HEADS, HEADS, TOKEN_WARPS, COLUMNS]
+  extern __shared__ __align__(128) uint4 shared[];  // rings [WARPS, RING_SLOTS, TILE_CHUNKS], then values [BLOCK_HEADS, HEADS, TOKEN_WARPS, COLUMNS]
   __shared__ Partial all_parts[BLOCK_HEADS][HEADS][TOKEN_WARPS];
   const int warp = threadIdx.x / WARP_SIZE;
   const int lane = threadIdx.x % WARP_SIZE;
