@@ -59,7 +59,12 @@ def whole_sequences(context_lengths: Sequence[int], head_groups: int) -> Runs:
 
 
 def equal_runs(
-    context_lengths: Sequence[int], head_groups: int, blocks: int, tile_tokens: int, group_rows: int
+    context_lengths: Sequence[int],
+    head_groups: int,
+    blocks: int,
+    tile_tokens: int,
+    group_rows: int,
+    segment_tiles: int = 0,
 ) -> Runs:
     """Lay the tiles of all sequences and head groups on one line and cut it into equal parts.
 
@@ -69,13 +74,19 @@ def equal_runs(
         blocks: that share the work; fewer where there are fewer tiles, but at least one.
         tile_tokens: the least that is given to a block.
         group_rows: query heads of a head group, each with a row for every piece.
+        segment_tiles: place on the line before each sequence and head group, for what a segment costs beside
+            its tiles: a block with many short ones has fewer tiles. Where it is wide, blocks can be fewer.
     """
     lengths = np.repeat(np.asarray(context_lengths, np.int64), head_groups)
     tiles = -(-lengths // tile_tokens)
     ends = np.cumsum(tiles)
     total = int(ends[-1]) if ends.size else 0
     blocks = max(1, min(blocks, total))
-    cuts = np.arange(blocks + 1, dtype=np.int64) * total // blocks
+    places = np.cumsum(np.where(tiles > 0, tiles + segment_tiles, 0))
+    cuts = np.arange(blocks + 1, dtype=np.int64) * (int(places[-1]) if total else 0) // blocks
+    if total:
+        cuts[:-1] = _tiles_before(cuts[:-1], places, ends, segment_tiles)
+        cuts = np.append(np.unique(cuts[:-1]), total)
 
     starts = (
         np.unique(np.concatenate([cuts[:-1], (ends - tiles)[tiles > 0]])) if total else np.zeros(0, np.int64)
@@ -100,3 +111,11 @@ def equal_runs(
         np.ascontiguousarray(np.stack([first_row, count], axis=1), np.int32),
         int(rows.sum()),
     )
+
+
+def _tiles_before(cuts: np.ndarray, places: np.ndarray, ends: np.ndarray, segment_tiles: int) -> np.ndarray:
+    """The tiles before each cut of the line, which ends with ``places`` and, without room, with ``ends``."""
+    item = np.searchsorted(places, cuts, side="right")
+    length = np.diff(places, prepend=0)[item]
+    own = cuts - (places[item] - length)
+    return ends[item] - (length - segment_tiles) + np.maximum(0, own - segment_tiles)

@@ -299,6 +299,7 @@ def plan_memory_roof(
     ring_slots: int | None = None,
     evict_first: bool | None = None,
     whole: bool | None = None,
+    segment_tiles: int | None = None,
     merge_rows: int | None = None,
 ) -> Plan:
     """As stage 08, with a merge of nothing but what was cut, or of nothing (09).
@@ -306,11 +307,12 @@ def plan_memory_roof(
     What is not given is chosen by cost, see ``roof_choice``.
 
     Args:
-        blocks: that share the work of equal runs, by default one or two a multiprocessor.
+        blocks: that share the work of equal runs, by default one to three a multiprocessor.
         block_heads: as for stage 08.
         ring_slots: as for stage 08.
         evict_first: let L2 drop keys and values first, which nobody reads twice.
         whole: a block for every sequence and head group in place of equal runs.
+        segment_tiles: tiles that a segment is worth beside its own, where equal runs are cut.
         merge_rows: threads that share a column in the merge, by default one for every four pieces.
     """
     _supports_ring(problem, device)
@@ -321,6 +323,7 @@ def plan_memory_roof(
     ways = choices(
         problem, device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
     )
+    ways.sort(key=lambda way: blocks is not None and way.runs * device.multiprocessors != blocks)
     best = next(
         way
         for way in ways
@@ -333,7 +336,8 @@ def plan_memory_roof(
         runs = whole_sequences(problem.context_lengths, groups)
     else:
         blocks = _at_least_1("blocks", blocks, max(1, best.runs) * device.multiprocessors)
-        runs = _equal_runs(problem, groups, block_heads, blocks)
+        worth = best.segment_tiles if segment_tiles is None else segment_tiles
+        runs = _equal_runs(problem, groups, block_heads, blocks, worth)
     fours = max(1, int(runs.pieces[:, 1].max(initial=1)) // 4)
     power_of_two = 1 << (fours - 1).bit_length()
     merge_rows = _at_least_1("merge_rows", merge_rows, min(8, power_of_two))
@@ -381,9 +385,11 @@ def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
     return sets // block_heads, block_heads
 
 
-def _equal_runs(problem: Problem, groups: int, block_heads: int, blocks: int) -> Runs:
-    rows = block_heads * _set_heads(problem)
-    return equal_runs(problem.context_lengths, groups, blocks, ring_tile_tokens(problem), rows)
+def _equal_runs(
+    problem: Problem, groups: int, block_heads: int, blocks: int, segment_tiles: int = 0
+) -> Runs:
+    rows, tile_tokens = block_heads * _set_heads(problem), ring_tile_tokens(problem)
+    return equal_runs(problem.context_lengths, groups, blocks, tile_tokens, rows, segment_tiles)
 
 
 def _planned(

@@ -83,7 +83,7 @@ def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Co
         except ValueError as error:
             print(f"{problem.name} {problem.dtype}, {label}: {error}")
             return
-        if beside == 1 or beside * (plan.launches[0].shared_bytes + 2048) <= device.max_shared_bytes:
+        if beside == 1 or beside * (plan.launches[0].shared_bytes + 1536) <= device.max_shared_bytes:
             found.append((label, stage, plan))
 
     if others:
