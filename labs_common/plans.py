@@ -385,9 +385,7 @@ def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
     return sets // block_heads, block_heads
 
 
-def _equal_runs(
-    problem: Problem, groups: int, block_heads: int, blocks: int, segment_tiles: int = 0
-) -> Runs:
+def _equal_runs(problem: Problem, groups: int, block_heads: int, blocks: int, segment_tiles: int = 0) -> Runs:
     rows, tile_tokens = block_heads * _set_heads(problem), ring_tile_tokens(problem)
     return equal_runs(problem.context_lengths, groups, blocks, tile_tokens, rows, segment_tiles)
 

@@ -69,6 +69,8 @@ class UncheckedGpu(GpuEngine):
 def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Contender]:
     """Stage 09 with the plan that it chooses, then with every way to split its work that is worth a look.
 
+    Equal runs are there cut by what tiles and segments cost, and by tiles alone as stage 08 cuts them.
+
     Args:
         problem: shapes, dtypes and layout.
         engine: whose device plans are made for.
@@ -90,6 +92,8 @@ def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Co
         for stage in (find_stage("05"), *ROOF[:-1]):
             add(stage.id[:2], stage)
     add("09", ROOF[-1])
+    add("09, equal runs", ROOF[-1], whole=False)
+    add("09, equal runs by tiles alone", ROOF[-1], whole=False, segment_tiles=0)
     head_sets = -(-problem.group_size // 8)
     most = resident_by_registers(problem, -(-problem.group_size // head_sets))
     sets = problem.kv_heads * head_sets

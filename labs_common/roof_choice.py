@@ -18,24 +18,26 @@ import numpy as np
 from labs_common.problem import FP8, Problem
 
 BYTES_PER_US = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-BYTES_IN_FLIGHT = 16_000  # of a multiprocessor, from which latency hardly shows
-ISSUE = {"float32": 6_000, "float16": 4_300, "bfloat16": 4_300, FP8: 4_900}  # warp instructions in a microsecond
-# Microseconds of a warp with one tile of keys and its values, however few warps there are: of any tile, and for
-# each dimension or, in float32, for each product that a lane adds up.
-WAIT = {"float32": (0.48, 0.85e-3), "float16": (0.59, 2.2e-3), "bfloat16": (0.59, 2.2e-3), FP8: (0.50, 2.5e-3)}
+BYTES_IN_FLIGHT = 15_000  # of a multiprocessor, from which latency hardly shows
+ISSUE = {"float32": 6_000, "float16": 4_200, "bfloat16": 4_200, FP8: 4_900}  # warp instructions in 1 us
+# Microseconds of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and
+# for each dimension or, in float32, for each product that a lane adds up.
+WAIT = {"float32": (0.47, 8.5e-4), "float16": (0.61, 2.3e-3), "bfloat16": (0.61, 2.3e-3), FP8: (0.49, 2.6e-3)}
 OVERLAP = 6  # power by which these three hide each other: 1 adds them, a large one takes the longest
 
-EARLY = 0.14  # of the time that the fullest multiprocessor reads beyond the mean; memory is faster for the last
+EARLY = 0.21  # of the reading that the fullest multiprocessor has beyond the mean: memory is faster for few
 BURST = 64  # bytes that memory hands out at a time
-ALONE = 11.4  # bytes of a row that reading it apart from the other heads' rows costs
-AGAIN = 0.13  # of the reading time, where two blocks read the same at about the same time
+ALONE = 14  # bytes that a row costs more where other heads' rows beside it are read some other time
+AGAIN = 0.10  # of the reading time, where two blocks read the same at about the same time
+AGAIN_LATER = 0.78  # and where they do so at any time
+SEVERAL_RUNS = 0.017  # of the reading time, where runs beside each other read in different places
 
-CALL = 5.5  # a launch, its first tiles and its last results
+CALL = 4.5  # a launch, its first tiles and its last results
 SEGMENT = 0.7  # of a segment: its queries, its partials' merge and its output
 SEGMENT_OUTPUT = 1.3  # the same for every 1,024 numbers of output
-BLOCK = 0.8  # start and end of a block for each segment
-CUT = 2.3  # the merge's launch and its wait for all partials
-PARTIAL = 2.1  # times that partials take the time of reading them
+BLOCK = 1.2  # of a block: its start and its end
+CUT = 3.7  # the merge's launch and its wait for all partials
+PARTIAL = 1.8  # times that partials take the time of reading them
 KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 
@@ -87,9 +89,10 @@ def choices(
         beside = gpu.resident(slots, blocks)
         fullest = _fullest([count for count in tiles for _ in range(groups)], multiprocessors, beside)
         late = sum(fullest) / max(1, mean_tiles) - 1
-        rounds = sum(-(-count // token_warps) for count in fullest)
-        cost = CALL + gpu.busy(slots, beside, rounds, gpu.times_read(block_heads, at_once=True), late)
-        cost += (gpu.segment + BLOCK) * len(fullest) / beside
+        # Blocks that come one after the other where several are worked on at a time.
+        row = _fullest([-(-count // token_warps) for count in fullest], beside, 1)
+        cost = CALL + gpu.busy(slots, beside, sum(row), gpu.times_read(block_heads), late)
+        cost += (gpu.segment + BLOCK) * len(row)
         evict_first = not (block_heads == 8 and np.mean(problem.context_lengths) >= KEPT_CONTEXT)
         found.append(Choice(block_heads, True, slots, evict_first, 0, 0, cost))
 
@@ -97,11 +100,11 @@ def choices(
             slots = gpu.slots(wanted_blocks=runs)
             if gpu.resident(slots, runs) < runs:
                 continue
-            segments = blocks + runs  # a cut makes two of one; their last rounds are half full
-            rounds = (mean_tiles + 0.5 * segments * (token_warps - 1)) / token_warps
-            busy = gpu.busy(slots, runs, rounds, gpu.times_read(block_heads, at_once=False))
+            segments = blocks / runs + 1  # of a run: a cut makes two of one
+            rounds = (mean_tiles / runs + 0.5 * segments * (token_warps - 1)) / token_warps
+            busy = gpu.busy(slots, runs, rounds, gpu.times_read(block_heads, runs))
             partial_bytes = runs * block_heads * gpu.heads * problem.head_dim * 4 * 2
-            cost = CALL + busy + gpu.segment * segments / runs + CUT + PARTIAL * partial_bytes / BYTES_PER_US
+            cost = CALL + busy + gpu.segment * segments + CUT + PARTIAL * partial_bytes / BYTES_PER_US
             worth = round(gpu.segment * mean_tiles / (busy * runs))
             found.append(Choice(block_heads, False, slots, True, runs, worth, cost))
     return sorted(found, key=lambda one: one.cost)
@@ -131,16 +134,15 @@ class _Multiprocessor:
         tokens = sum(problem.context_lengths) * self.sets / multiprocessors
         self._issuing = tokens * token_instructions(problem, self.heads) / ISSUE[problem.dtype]
         anyway, each = WAIT[problem.dtype]
-        self._round = anyway + each * (_products(problem, self.heads))
+        self._round = anyway + each * _products(problem, self.heads)
 
     def slots(self, wanted_blocks: float) -> int:
-        """Of a ring: the most that let as many blocks stand beside each other as two slots do. In float32 two
-        where there are several, or where issuing is what takes time and needs what slots would take of L1."""
-        beside = self.resident(2, wanted_blocks)
-        if self._problem.dtype == "float32" and (beside > 1 or self._issuing > self._reading):
+        """Of a ring: two, where blocks beside each other have enough in flight; of a block alone three, or
+        four of fp8's small tiles. In float32 its warps have enough to do with two."""
+        dtype = self._problem.dtype
+        if dtype == "float32" or self.resident(2, wanted_blocks) > 1:
             return 2
-        most = 3 if self._problem.dtype == "float32" else 4
-        return next((n for n in range(most, 2, -1) if self._fit(n, beside)), 2)
+        return next((n for n in ((4, 3) if dtype == FP8 else (3,)) if self._fit(n, 1)), 2)
 
     def resident(self, slots: int, wanted_blocks: float) -> int:
         """Blocks that a multiprocessor works on at a time, of as many as it gets."""
@@ -148,20 +150,24 @@ class _Multiprocessor:
         fitting = next((blocks for blocks in range(most, 1, -1) if self._fit(slots, blocks)), 1)
         return max(1, min(fitting, -int(-wanted_blocks // 1)))
 
-    def times_read(self, block_heads: int, at_once: bool) -> float:
+    def times_read(self, block_heads: int, runs: int = 0) -> float:
         """What reading costs over reading everything once and in order.
 
         Args:
-            block_heads: sets of heads in a block. With one of two sets of a group, keys and values are read twice.
-            at_once: whether blocks that read neighbouring rows, or the same ones, do so at about the same time.
+            block_heads: sets of heads in a block; one of two sets of a group reads what the other one reads.
+            runs: equal ones, which read at any time; 0 for whole sequences, whose blocks begin together.
         """
         problem = self._problem
-        times = 1.0 if block_heads >= self.head_sets else 1 + AGAIN if at_once else 2.0
-        if problem.layout == "NHD":
+        times = 1.0
+        if block_heads < self.head_sets:
+            times += AGAIN_LATER if runs else AGAIN
+        if runs > 1:
+            times *= 1 + SEVERAL_RUNS
+        if problem.layout == "NHD":  # a token's rows lie side by side
             row = problem.head_dim * problem.itemsize
             piece = row * max(1, block_heads // self.head_sets)
             times *= -(-piece // BURST) * BURST / piece
-            if not at_once:
+            if runs:
                 times *= 1 + ALONE * (1 / piece - 1 / (row * problem.kv_heads))
         return times
 
@@ -171,7 +177,7 @@ class _Multiprocessor:
         Args:
             slots: of a ring; all but the one in use are in flight.
             blocks: beside each other.
-            rounds: tiles that a warp has after each other, in all blocks together.
+            rounds: tiles that a warp has after each other, in one block or in blocks that follow each other.
             times_read: what reading costs over reading everything once.
             late: the part that the fullest multiprocessor has more than the mean.
         """
@@ -179,7 +185,7 @@ class _Multiprocessor:
         rate = hidden / (1 + hidden**OVERLAP) ** (1 / OVERLAP)
         reading = self._reading * times_read * (1 + EARLY * late) / rate
         issuing = self._issuing * (1 + late)
-        waiting = rounds * self._round / blocks
+        waiting = rounds * self._round
         return (reading**OVERLAP + issuing**OVERLAP + waiting**OVERLAP) ** (1 / OVERLAP)
 
     def _fit(self, slots: int, blocks: int) -> bool:

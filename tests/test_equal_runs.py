@@ -47,6 +47,41 @@ def test_partials_of_a_head_lie_one_after_the_other_and_none_overlap(contexts, g
     assert (owners == 1).all()
 
 
+@given(
+    st.lists(st.integers(0, 300), min_size=1, max_size=8),
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.sampled_from([8, 16]),
+    st.integers(0, 12),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_segment_counts_as_much_as_it_is_worth(contexts, groups, blocks, tile, worth):
+    """No block has more than an equal part of tiles and beginnings, but for the one that it begins with."""
+    runs = equal_runs(contexts, groups, blocks, tile, 1, worth)
+
+    seen = {(b, g): np.zeros(length, int) for b, length in enumerate(contexts) for g in range(groups)}
+    tiles = [-(-n // tile) for n in contexts if n] * groups
+    part = (sum(tiles) + worth * len(tiles)) / max(1, min(blocks, sum(tiles)))
+    for start, stop in zip(runs.block_segments[:-1], runs.block_segments[1:], strict=True):
+        cost = 0
+        for sequence, first, end, group, *_ in runs.segments[start:stop]:
+            seen[sequence, group][first:end] += 1
+            cost += -(-int(end - first) // tile) + worth * (first == 0)
+        assert cost <= part + 1 + worth
+        assert stop > start or not tiles  # no block without work
+    assert all((count == 1).all() for count in seen.values())
+
+
+def test_a_plan_that_counts_segments_by_hand():
+    """A sequence of 8 tiles, then four of one; with 2 more for each the line is 10 + 4 * 3 = 22 long.
+    Its middle is in the room before the second sequence, with which the second block begins."""
+    runs = equal_runs([128, 16, 16, 16, 16], 1, 2, 16, 1, segment_tiles=2)
+
+    assert runs.segments[:, :3].tolist() == [[0, 0, 128], [1, 0, 16], [2, 0, 16], [3, 0, 16], [4, 0, 16]]
+    assert runs.block_segments.tolist() == [0, 1, 5]
+    assert equal_runs([128, 16, 16, 16, 16], 1, 2, 16, 1).block_segments.tolist() == [0, 1, 6]
+
+
 def test_a_plan_by_hand():
     """Two sequences of 3 and 1 tiles over 2 blocks: two tiles each, the first sequence cut once."""
     runs = equal_runs([40, 10], 1, 2, 16, 3)
