@@ -242,7 +242,7 @@ __device__ __forceinline__ void write_output(Element* output, Partial whole, flo
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     paged_attention_partitioned_gqa(Problem problem, Inputs in, Element* output, Partials partials, int partitions) {
-  extern __shared__ __align__(128) uint4 tiles[];  // on a line of 128 bytes, as what is copied is
+  extern __shared__ uint4 tiles[];
   __shared__ Partial warp_parts[HEADS][WARPS];
   const int start = blockIdx.z * PARTITION_TOKENS;
   const int end = min(start + PARTITION_TOKENS, in.context_lengths[blockIdx.y]);

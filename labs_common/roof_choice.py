@@ -17,28 +17,49 @@ import numpy as np
 
 from labs_common.problem import FP8, Problem
 
-BYTES_PER_US = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-BYTES_IN_FLIGHT = 15_000  # of a multiprocessor, from which latency hardly shows
-ISSUE = {"float32": 6_000, "float16": 4_200, "bfloat16": 4_200, FP8: 4_900}  # warp instructions in 1 us
-# Microseconds of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and
-# for each dimension or, in float32, for each product that a lane adds up.
-WAIT = {"float32": (0.47, 8.5e-4), "float16": (0.61, 2.3e-3), "bfloat16": (0.61, 2.3e-3), FP8: (0.49, 2.6e-3)}
-OVERLAP = 6  # power by which these three hide each other: 1 adds them, a large one takes the longest
-
-EARLY = 0.21  # of the reading that the fullest multiprocessor has beyond the mean: memory is faster for few
 BURST = 64  # bytes that memory hands out at a time
-ALONE = 14  # bytes that a row costs more where other heads' rows beside it are read some other time
-AGAIN = 0.10  # of the reading time, where two blocks read the same at about the same time
-AGAIN_LATER = 0.78  # and where they do so at any time
-SEVERAL_RUNS = 0.017  # of the reading time, where runs beside each other read in different places
-
-CALL = 4.5  # a launch, its first tiles and its last results
-SEGMENT = 0.7  # of a segment: its queries, its partials' merge and its output
-SEGMENT_OUTPUT = 1.3  # the same for every 1,024 numbers of output
-BLOCK = 1.2  # of a block: its start and its end
-CUT = 3.7  # the merge's launch and its wait for all partials
-PARTIAL = 1.8  # times that partials take the time of reading them
+OVERLAP = 6  # power by which reading, issuing and waiting hide each other; 1 would add them
 KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What things take on a GPU: microseconds, where no unit is given. The defaults are an H200's.
+
+    ``roof_fit`` fits all but the first to timings.
+    """
+
+    bytes_per_us: float = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
+    bytes_in_flight: float = 18_900  # of a multiprocessor, from which latency hardly shows
+    # Warp instructions that a multiprocessor issues in a microsecond.
+    issue_float32: float = 6_660
+    issue_half: float = 4_340
+    issue_fp8: float = 5_350
+    # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
+    # dimension or, in float32, for each product that a lane adds up.
+    tile_float32: float = 0.55
+    tile_half: float = 0.49
+    tile_fp8: float = 0.40
+    product_float32: float = 0.9e-3
+    dimension_half: float = 3.1e-3
+    dimension_fp8: float = 3.1e-3
+
+    early: float = 0.20  # of the reading that the fullest multiprocessor has beyond the mean: few are faster
+    alone: float = 10  # bytes that a row costs more where the rows beside it are read some other time
+    again: float = 0.09  # of the reading time, where two blocks read the same at about the same time
+    again_later: float = 0.83  # and where they do so at any time
+    several_runs: float = 0.02  # of the reading time, where runs beside each other read in different places
+    fixed: float = 0.08  # of the issuing time, where work is dealt out before it shows who is slow
+
+    call: float = 4.0  # a launch, its first tiles and its last results
+    segment: float = 1.3  # of a segment: its queries, its partials' merge and its output
+    segment_output: float = 1.1  # the same for every 1,024 numbers of output
+    block: float = 0.9  # of a block: its start and its end
+    cut: float = 4.0  # the merge's launch and its wait for all partials
+    partial: float = 1.7  # times that partials take the time of reading them
+
+
+H200 = Costs()
 
 
 @dataclass(frozen=True)
@@ -65,7 +86,12 @@ class Choice:
 
 
 def choices(
-    problem: Problem, multiprocessors: int, shared_bytes: int, warps: int, tile_tokens: int
+    problem: Problem,
+    multiprocessors: int,
+    shared_bytes: int,
+    warps: int,
+    tile_tokens: int,
+    costs: Costs = H200,
 ) -> list[Choice]:
     """All that stage 09 may do with a problem, the cheapest first.
 
@@ -75,8 +101,9 @@ def choices(
         shared_bytes: that a block may have.
         warps: of a block.
         tile_tokens: rows of a tile.
+        costs: of the GPU.
     """
-    gpu = _Multiprocessor(problem, multiprocessors, shared_bytes, warps, tile_tokens)
+    gpu = _Multiprocessor(problem, multiprocessors, shared_bytes, warps, tile_tokens, costs)
     tiles = sorted((-(-n // tile_tokens) for n in problem.context_lengths if n), reverse=True)
     found = []
     for block_heads in (heads for heads in (1, 2, 4, 8) if gpu.sets % heads == 0):
@@ -91,8 +118,9 @@ def choices(
         late = sum(fullest) / max(1, mean_tiles) - 1
         # Blocks that come one after the other where several are worked on at a time.
         row = _fullest([-(-count // token_warps) for count in fullest], beside, 1)
-        cost = CALL + gpu.busy(slots, beside, sum(row), gpu.times_read(block_heads), late)
-        cost += (gpu.segment + BLOCK) * len(row)
+        times_read = gpu.times_read(block_heads) * (1 + costs.early * late)
+        cost = costs.call + gpu.busy(slots, beside, sum(row), times_read, 1 + late)
+        cost += (gpu.segment + costs.block) * len(row)
         evict_first = not (block_heads == 8 and np.mean(problem.context_lengths) >= KEPT_CONTEXT)
         found.append(Choice(block_heads, True, slots, evict_first, 0, 0, cost))
 
@@ -102,9 +130,10 @@ def choices(
                 continue
             segments = blocks / runs + 1  # of a run: a cut makes two of one
             rounds = (mean_tiles / runs + 0.5 * segments * (token_warps - 1)) / token_warps
-            busy = gpu.busy(slots, runs, rounds, gpu.times_read(block_heads, runs))
+            busy = gpu.busy(slots, runs, rounds, gpu.times_read(block_heads, runs), 1 + costs.fixed)
             partial_bytes = runs * block_heads * gpu.heads * problem.head_dim * 4 * 2
-            cost = CALL + busy + gpu.segment * segments + CUT + PARTIAL * partial_bytes / BYTES_PER_US
+            cost = costs.call + busy + gpu.segment * segments
+            cost += costs.cut + costs.partial * partial_bytes / costs.bytes_per_us
             worth = round(gpu.segment * mean_tiles / (busy * runs))
             found.append(Choice(block_heads, False, slots, True, runs, worth, cost))
     return sorted(found, key=lambda one: one.cost)
@@ -121,28 +150,38 @@ class _Multiprocessor:
     """
 
     def __init__(
-        self, problem: Problem, multiprocessors: int, shared_bytes: int, warps: int, tile_tokens: int
+        self,
+        problem: Problem,
+        multiprocessors: int,
+        shared_bytes: int,
+        warps: int,
+        tile_tokens: int,
+        costs: Costs,
     ) -> None:
         self.head_sets = -(-problem.group_size // 8)
         self.heads = -(-problem.group_size // self.head_sets)
         self.sets = problem.kv_heads * self.head_sets
-        self.segment = SEGMENT + SEGMENT_OUTPUT * self.heads * problem.head_dim / 1024
-        self._problem, self._shared_bytes = problem, shared_bytes
+        self.segment = costs.segment + costs.segment_output * self.heads * problem.head_dim / 1024
+        self._problem, self._shared_bytes, self._costs = problem, shared_bytes, costs
         self._slot_bytes = warps * tile_tokens * problem.head_dim * problem.itemsize
         self._static_bytes = warps * 4 * self.heads * problem.head_dim + 1536  # values and partials of warps
-        self._reading = problem.minimum_bytes / multiprocessors / BYTES_PER_US
+        self._reading = problem.minimum_bytes / multiprocessors / costs.bytes_per_us
         tokens = sum(problem.context_lengths) * self.sets / multiprocessors
-        self._issuing = tokens * token_instructions(problem, self.heads) / ISSUE[problem.dtype]
-        anyway, each = WAIT[problem.dtype]
-        self._round = anyway + each * _products(problem, self.heads)
+        kind = {"float32": "float32", FP8: "fp8"}.get(problem.dtype, "half")
+        self._issuing = tokens * token_instructions(problem, self.heads) / getattr(costs, f"issue_{kind}")
+        each = costs.product_float32 if kind == "float32" else getattr(costs, f"dimension_{kind}")
+        self._round = getattr(costs, f"tile_{kind}") + each * _products(problem, self.heads)
 
     def slots(self, wanted_blocks: float) -> int:
         """Of a ring: two, where blocks beside each other have enough in flight; of a block alone three, or
-        four of fp8's small tiles. In float32 its warps have enough to do with two."""
-        dtype = self._problem.dtype
-        if dtype == "float32" or self.resident(2, wanted_blocks) > 1:
+        four of fp8's small tiles. Where issuing takes longer than reading up to four, as long as no block has
+        to go for them. In float32 warps have enough to do with two."""
+        dtype, beside = self._problem.dtype, self.resident(2, wanted_blocks)
+        if dtype == "float32":
             return 2
-        return next((n for n in ((4, 3) if dtype == FP8 else (3,)) if self._fit(n, 1)), 2)
+        alone = beside == 1
+        most = 4 if self._issuing > self._reading or (alone and dtype == FP8) else 3 if alone else 2
+        return next((n for n in range(most, 2, -1) if self._fit(n, beside)), 2)
 
     def resident(self, slots: int, wanted_blocks: float) -> int:
         """Blocks that a multiprocessor works on at a time, of as many as it gets."""
@@ -160,31 +199,30 @@ class _Multiprocessor:
         problem = self._problem
         times = 1.0
         if block_heads < self.head_sets:
-            times += AGAIN_LATER if runs else AGAIN
+            times += self._costs.again_later if runs else self._costs.again
         if runs > 1:
-            times *= 1 + SEVERAL_RUNS
+            times *= 1 + self._costs.several_runs
         if problem.layout == "NHD":  # a token's rows lie side by side
             row = problem.head_dim * problem.itemsize
             piece = row * max(1, block_heads // self.head_sets)
             times *= -(-piece // BURST) * BURST / piece
             if runs:
-                times *= 1 + ALONE * (1 / piece - 1 / (row * problem.kv_heads))
+                times *= 1 + self._costs.alone * (1 / piece - 1 / (row * problem.kv_heads))
         return times
 
-    def busy(self, slots: int, blocks: int, rounds: float, times_read: float, late: float = 0.0) -> float:
+    def busy(self, slots: int, blocks: int, rounds: float, times_read: float, times_issued: float) -> float:
         """Microseconds of reading, issuing and waiting, of which the longest nearly hides the others.
 
         Args:
             slots: of a ring; all but the one in use are in flight.
             blocks: beside each other.
             rounds: tiles that a warp has after each other, in one block or in blocks that follow each other.
-            times_read: what reading costs over reading everything once.
-            late: the part that the fullest multiprocessor has more than the mean.
+            times_read, times_issued: what both cost over an equal part of all, read once and in order.
         """
-        hidden = blocks * (slots - 1) * self._slot_bytes / BYTES_IN_FLIGHT
+        hidden = blocks * (slots - 1) * self._slot_bytes / self._costs.bytes_in_flight
         rate = hidden / (1 + hidden**OVERLAP) ** (1 / OVERLAP)
-        reading = self._reading * times_read * (1 + EARLY * late) / rate
-        issuing = self._issuing * (1 + late)
+        reading = self._reading * times_read / rate
+        issuing = self._issuing * times_issued
         waiting = rounds * self._round
         return (reading**OVERLAP + issuing**OVERLAP + waiting**OVERLAP) ** (1 / OVERLAP)
 

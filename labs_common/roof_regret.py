@@ -1,10 +1,12 @@
 """How far stage 09's choice is from the best way that was timed: ``python -m labs_common.roof_regret``.
 
-``data/roof/<gpu>/`` holds what ``roof_bench`` timed there of the known shapes and of random ones.
+``data/roof/<gpu>/`` holds what ``roof_bench`` timed there of the known shapes and of random ones. Where equal
+runs were still cut by tiles alone (``by-tiles-…``), only whole sequences tell about today's kernels.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -13,40 +15,91 @@ from labs_common.known_shapes import SHAPES
 from labs_common.plans import RING_WARPS, Device, ring_tile_tokens
 from labs_common.problem import Problem
 from labs_common.roof_bench import Way, random_shapes, way
-from labs_common.roof_choice import choices
+from labs_common.roof_choice import H200, Choice, Costs, choices
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "roof"
+BY_TILES = "by-tiles-"
 
 
-def regret(gpu: str = "h200", device: Device | None = None) -> pd.DataFrame:
-    """A row for every recorded problem: the choice's time over the best, both in microseconds.
+@dataclass(frozen=True)
+class Timed:
+    """A problem and the microseconds of every way that was timed.
 
-    A way that was not timed is passed over for the next that the choice would make; one that was timed with
-    other slots or the other L2 policy alone counts as the nearest of these.
+    Attributes:
+        by_tiles: whether equal runs were cut by tiles alone.
     """
-    device = device or Device()
-    rows = []
+
+    problem: Problem
+    times: dict[Way, float]
+    by_tiles: bool
+
+    def ways(self, device: Device, costs: Costs = H200) -> list[tuple[Choice, Way]]:
+        """All that stage 09 may choose and that was timed, the cheapest first; with the nearest that was.
+
+        What was timed with other slots or the other L2 policy alone is the nearest of these.
+        """
+        problem = self.problem
+        offered = choices(
+            problem,
+            device.multiprocessors,
+            device.max_shared_bytes,
+            RING_WARPS,
+            ring_tile_tokens(problem),
+            costs,
+        )
+        found = []
+        for one in offered:
+            alike = [k for k in self.times if (k.block_heads, k.runs) == (one.block_heads, one.runs)]
+            if alike and (one.whole or not self.by_tiles):
+                nearest = min(
+                    alike,
+                    key=lambda k: (k.evict_first != one.evict_first, abs(k.slots - one.ring_slots), k.slots),
+                )
+                found.append((one, nearest))
+        return found
+
+
+def timed_problems(gpu: str = "h200") -> list[Timed]:
+    """What was recorded; empty where the lab was given without it."""
+    found = []
     for path in sorted((RECORDED / gpu).glob("*.csv.xz")):
         timed = pd.read_csv(path)
-        problems = _problems(path.name.removesuffix(".csv.xz"))
-        for (name, dtype), group in timed[timed["what"].str.contains("heads a block")].groupby(
-            ["problem", "dtype"], sort=False
-        ):
+        name = path.name.removesuffix(".csv.xz")
+        problems = _problems(name.removeprefix(BY_TILES))
+        rows = timed[timed["what"].str.contains("heads a block")]
+        for (problem, dtype), group in rows.groupby(["problem", "dtype"], sort=False):
             times = {way(row.what): row.median_us for row in group.itertuples()}
-            problem = problems[name].replace(dtype=dtype)
-            chosen, microseconds = _timed(problem, device, times)
-            best = min(times.values())
-            rows.append(
-                {
-                    "problem": name,
-                    "dtype": dtype,
-                    "chosen": chosen,
-                    "chosen_us": microseconds,
-                    "best_us": best,
-                    "ratio": microseconds / best,
-                }
-            )
-    return pd.DataFrame(rows)
+            found.append(Timed(problems[problem].replace(dtype=dtype), times, name.startswith(BY_TILES)))
+    return found
+
+
+def regret(timed: list[Timed], device: Device | None = None, costs: Costs = H200) -> pd.DataFrame:
+    """A row for every problem: the choice's time over the best, both in microseconds.
+
+    A way that was not timed is passed over for the next that the choice would make.
+
+    Args:
+        timed: problems of which equal runs were cut as today.
+        device: that the choice is made for, by default an H200.
+        costs: that it is made by.
+    """
+    rows = []
+    for one in timed:
+        _, chosen = one.ways(device or Device(), costs)[0]
+        best = min(one.times.values())
+        kind = {0: "whole", 1: "equal runs", 2: "two equal runs", 3: "three equal runs"}[chosen.runs]
+        rows.append(
+            {
+                "problem": one.problem.name,
+                "dtype": one.problem.dtype,
+                "chosen": f"{kind}, {chosen.block_heads} heads a block, {chosen.slots} slots",
+                "chosen_us": one.times[chosen],
+                "best_us": best,
+                "ratio": one.times[chosen] / best,
+            }
+        )
+    columns = ["problem", "dtype", "chosen", "chosen_us", "best_us", "ratio"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _problems(file: str) -> dict[str, Problem]:
@@ -56,24 +109,17 @@ def _problems(file: str) -> dict[str, Problem]:
     return {problem.name: problem for problem in random_shapes(int(count), int(seed))}
 
 
-def _timed(problem: Problem, device: Device, times: dict[Way, float]) -> tuple[str, float]:
-    """The first choice that was timed, in words, and its microseconds."""
-    ways = choices(
-        problem, device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
+def main() -> None:
+    """Print the table and its quantiles."""
+    table = regret([one for one in timed_problems() if not one.by_tiles]).sort_values(
+        "ratio", ascending=False
     )
-    for one in ways:
-        alike = [k for k in times if (k.block_heads, k.runs) == (one.block_heads, one.runs)]
-        if alike:
-            nearest = min(
-                alike,
-                key=lambda k: (k.evict_first != one.evict_first, abs(k.slots - one.ring_slots), k.slots),
-            )
-            kind = {0: "whole", 1: "equal runs", 2: "two equal runs"}[one.runs]
-            return f"{kind}, {one.block_heads} heads a block, {nearest.slots} slots", times[nearest]
-    raise ValueError(f"{problem.name}: nothing that stage 09 may choose was timed")
+    if table.empty:
+        print(f"no timings here: {RECORDED} holds none")
+        return
+    print(table.to_string(index=False, float_format="{:.3f}".format))
+    print(table["ratio"].describe(percentiles=(0.5, 0.9)).to_string(float_format="{:.3f}".format))
 
 
 if __name__ == "__main__":
-    table = regret().sort_values("ratio", ascending=False)
-    print(table.to_string(index=False, float_format="{:.3f}".format))
-    print(table["ratio"].describe(percentiles=(0.5, 0.9)).to_string(float_format="{:.3f}".format))
+    main()

@@ -164,8 +164,11 @@ def test_timed_kernels_are_those_of_today(folder):
     for problem, entry in json.loads((folder / "provenance.json").read_text()).items():
         if entry["nvrtc"] != compiler_version():
             pytest.skip(f"recorded with NVRTC {entry['nvrtc']}, here is {compiler_version()}")
+        options = entry.get("options", {})
         now = {
-            stage: kernel_hash(find_stage(stage), known[problem], entry["compute_capability"])
+            stage: kernel_hash(
+                find_stage(stage), known[problem], entry["compute_capability"], options.get(stage)
+            )
             for stage in entry["kernels_ptx_sha256"]
         }
         assert now == entry["kernels_ptx_sha256"], f"re-record with palab run --save: {problem}"

@@ -55,7 +55,7 @@ struct CubLanes {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     paged_attention_partitioned_gqa_cub(Problem problem, Inputs in, Element* output, Partials partials, int partitions) {
-  extern __shared__ __align__(128) uint4 tiles[];  // on a line of 128 bytes, as what is copied is
+  extern __shared__ uint4 tiles[];
   __shared__ Partial warp_parts[HEADS][WARPS];
   __shared__ LaneReduce::TempStorage lane_storage[THREADS / STEP_TOKENS];
   __shared__ WarpMerge::TempStorage merge_storage[THREADS / TOKEN_WARPS];

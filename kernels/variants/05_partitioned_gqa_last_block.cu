@@ -15,7 +15,7 @@ struct CountedPartials {
 extern "C" __global__ void __launch_bounds__(THREADS)
     paged_attention_partitioned_gqa_last_block(Problem problem, Inputs in, Element* output, CountedPartials counted,
                                                int partitions) {
-  extern __shared__ __align__(128) uint4 tiles[];  // on a line of 128 bytes, as what is copied is
+  extern __shared__ uint4 tiles[];
   __shared__ Partial warp_parts[HEADS][WARPS];
   const Partials partials = counted.partials;
   const int context = in.context_lengths[blockIdx.y];
