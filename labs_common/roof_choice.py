@@ -19,6 +19,7 @@ from labs_common.problem import FP8, Problem
 
 BURST = 64  # bytes that memory hands out at a time
 OVERLAP = 6  # power by which reading, issuing and waiting hide each other; 1 would add them
+DRAW = 0.01  # relative difference of costs that tells nothing: whole sequences, which need no merge, go first
 KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 
@@ -93,7 +94,7 @@ def choices(
     tile_tokens: int,
     costs: Costs = H200,
 ) -> list[Choice]:
-    """All that stage 09 may do with a problem, the cheapest first.
+    """All that stage 09 may do with a problem: whole sequences that draw with the cheapest, then by cost.
 
     Args:
         problem: one that the stage takes.
@@ -136,7 +137,8 @@ def choices(
             cost += costs.cut + costs.partial * partial_bytes / costs.bytes_per_us
             worth = round(gpu.segment * mean_tiles / (busy * runs))
             found.append(Choice(block_heads, False, slots, True, runs, worth, cost))
-    return sorted(found, key=lambda one: one.cost)
+    least = min(one.cost for one in found)
+    return sorted(found, key=lambda one: (one.cost > (1 + DRAW) * least or not one.whole, one.cost))
 
 
 class _Multiprocessor:

@@ -34,7 +34,7 @@ class Timed:
     by_tiles: bool
 
     def ways(self, device: Device, costs: Costs = H200) -> list[tuple[Choice, Way]]:
-        """All that stage 09 may choose and that was timed, the cheapest first; with the nearest that was.
+        """All that stage 09 may choose and that was timed, in its order; with the nearest way that was.
 
         What was timed with other slots or the other L2 policy alone is the nearest of these.
         """

@@ -1,51 +1,151 @@
-"""Stage 09's choice against everything that was timed on the H200."""
+"""Stage 09's choice against everything that was timed on the H200, and the costs that it chooses by."""
 
+import dataclasses
+
+import numpy as np
 import pandas as pd
 import pytest
 
+from labs_common import roof_regret
 from labs_common.known_shapes import SHAPES
-from labs_common.roof_bench import way
-from labs_common.roof_regret import RECORDED, regret
+from labs_common.plans import Device
+from labs_common.problem import Problem
+from labs_common.roof_bench import Way, way
+from labs_common.roof_choice import H200, choices
+from labs_common.roof_fit import FITTED, ROUGH, fit
+from labs_common.roof_regret import RECORDED, Timed, regret, timed_problems
 
 
 @pytest.fixture(scope="module")
-def table():
-    return regret()
+def timed():
+    return timed_problems()
+
+
+@pytest.fixture(scope="module")
+def table(timed):
+    return regret([one for one in timed if not one.by_tiles])
 
 
 def test_the_choice_is_near_the_best_way_that_was_timed(table):
-    assert len(table) == 3 * len(SHAPES) + 36 + 30 + 60 + 30
+    assert len(table) == 3 * len(SHAPES) + 60 + 50
     assert (table["ratio"] >= 1).all()
     assert table["ratio"].median() < 1.01
-    assert table["ratio"].quantile(0.9) < 1.09
-    assert table["ratio"].max() < 1.25
+    assert table["ratio"].quantile(0.9) < 1.05
+    assert table["ratio"].max() < 1.10
 
 
-@pytest.mark.parametrize(("shapes", "worst"), [(r"random 3\.[345].", 1.10), (r"random 4\.", 1.14)])
-def test_it_is_near_on_shapes_that_the_fit_has_not_seen(table, shapes, worst):
-    unseen = table[table["problem"].str.match(shapes)]
+def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(table):
+    """What ``roof_fit --save`` wrote: each problem in a fold that the fit did without."""
+    unseen = pd.read_csv(RECORDED / "h200" / "cross-validated.csv")
 
-    assert len(unseen) == 30
-    assert unseen["ratio"].median() < 1.03 and unseen["ratio"].max() < worst, unseen.to_string()
+    assert set(zip(unseen["problem"], unseen["dtype"], strict=True)) == set(
+        zip(table["problem"], table["dtype"], strict=True)
+    )
+    random = unseen[unseen["problem"].str.startswith("random")]
+    assert len(random) == 110
+    assert random["ratio"].median() < 1.03 and random["ratio"].max() < 1.10
 
 
-def test_the_choice_itself_was_timed_beside_every_other_way():
-    timed = pd.read_csv(RECORDED / "h200" / "random-30-4.csv.xz").set_index(["problem", "what"])["median_us"]
-    own = timed.xs("09", level="what")
-    best = timed[timed.index.get_level_values("what").str.contains("heads a block")].groupby("problem").min()
+def test_the_plan_that_was_chosen_before_those_shapes_were_seen_was_timed_beside_every_other():
+    """By earlier costs, on 50 shapes that were drawn afterwards: these are fitted to them too by now."""
+    rows = pd.read_csv(RECORDED / "h200" / "random-50-10.csv.xz").set_index(["problem", "what"])["median_us"]
+    own = rows.xs("09", level="what")
+    best = rows[rows.index.get_level_values("what").str.contains("heads a block")].groupby("problem").min()
     ratio = own / best.reindex(own.index)
 
-    assert len(ratio) == 30 and ratio.notna().all()
-    assert ratio.median() < 1.03 and ratio.quantile(0.9) < 1.06 and ratio.max() < 1.12
+    assert len(ratio) == 50 and ratio.notna().all()
+    assert ratio.median() < 1.03 and ratio.quantile(0.9) < 1.08 and ratio.max() < 1.22
 
 
-def test_of_shapes_on_which_peers_were_measured_it_is_within_a_hundredth(table):
+def test_of_shapes_on_which_peers_were_measured_it_is_near(table):
     known = table[table["problem"].isin(SHAPES)]
 
-    assert (known["ratio"] < 1.011).all(), known.to_string()
+    assert len(known) == 15
+    assert (known["ratio"] < 1.02).all(), known.to_string()
+
+
+def test_equal_runs_that_count_segments_are_no_slower_than_by_tiles_alone():
+    """Over 50 random shapes: as fast where no segment is short, up to a third faster where some are."""
+    rows = pd.read_csv(RECORDED / "h200" / "random-50-10.csv.xz").set_index(["problem", "what"])["median_us"]
+    ratio = rows.xs("09, equal runs by tiles alone", level="what") / rows.xs("09, equal runs", level="what")
+
+    assert len(ratio) == 50
+    assert ratio.min() > 0.98 and ratio.median() > 1.005
+    assert ratio.max() == pytest.approx(1.34, abs=0.01)
+
+
+def test_what_a_line_of_128_bytes_brings():
+    """Odd numbers of heads a set put the ring 64 bytes past a line; even ones put it on one anyway."""
+    rows = pd.read_csv(RECORDED / "h200" / "alignment.csv")
+    gain = rows["median_us"] / rows["aligned_median_us"]
+    odd = rows["heads_a_set"] % 2 == 1
+
+    assert gain[odd].min() > 1 and gain[odd].max() == pytest.approx(1.28, abs=0.01)
+    assert gain[~odd].between(0.97, 1.03).all()
+    counted = pd.read_csv(RECORDED / "h200" / "alignment-ncu.csv").set_index(
+        ["kernel and problem", "aligned"]
+    )
+    wavefronts = counted["smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum"]
+    a_copy = wavefronts / counted["smsp__inst_executed_op_ldgsts.sum"]
+    assert set(a_copy.xs(True, level="aligned")) == {4}
+    assert set(a_copy.xs(False, level="aligned")) == {8, 12}
+
+
+def test_a_way_that_was_not_timed_is_passed_over():
+    problem = SHAPES["S1"].replace(dtype="float16")
+    one = Timed(problem, {Way(8, 3, 1, True): 250.0, Way(1, 2, 0, True): 260.0}, by_tiles=False)
+
+    assert {way for _, way in one.ways(Device())} == {Way(8, 3, 1, True), Way(1, 2, 0, True)}
+    assert regret([one])["best_us"].item() == 250
+    assert [way.runs for _, way in dataclasses.replace(one, by_tiles=True).ways(Device())] == [0]
+
+
+def test_without_recordings_it_says_so(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(roof_regret, "RECORDED", tmp_path)
+
+    assert timed_problems() == [] and regret([]).empty
+    roof_regret.main()
+
+    assert "no timings here" in capsys.readouterr().out
+
+
+def test_whole_sequences_go_first_in_a_draw_and_nothing_else_is_out_of_order():
+    found = choices(SHAPES["S4"].replace(dtype="float8_e4m3fn"), 132, 232_448, 8, 16)
+    cheapest = min(one.cost for one in found)
+
+    assert found[0].whole and found[0].cost < 1.01 * cheapest
+    rest = [one.cost for one in found if not (one.whole and one.cost <= 1.01 * cheapest)]
+    assert rest == sorted(rest)
+
+
+def test_a_fit_finds_the_costs_that_times_were_made_with():
+    """Of times by other costs than an H200's: it then chooses as those do, and tells their times."""
+    true = dataclasses.replace(H200, bytes_in_flight=14_000, segment=2.0, cut=6.0, call=3.0)
+    random = np.random.default_rng(5)
+    timed = []
+    for _ in range(24):
+        kv_heads, head_dim = int(random.choice((1, 2, 8))), int(random.choice((64, 128, 256)))
+        lengths = tuple(int(n) for n in random.integers(1, 6000, int(random.integers(1, 150))))
+        problem = Problem(4 * kv_heads, kv_heads, head_dim, 16, lengths, "float16")
+        ways = choices(problem, 132, 232_448, 8, 16, true)
+        times = {Way(one.block_heads, one.ring_slots, one.runs, one.evict_first): one.cost for one in ways}
+        timed.append(Timed(problem, times, by_tiles=False))
+
+    found = fit(timed)
+
+    assert regret(timed, costs=found)["ratio"].max() < 1.012  # a draw
+    for one in timed:
+        for choice, chosen in one.ways(Device(), found):
+            assert choice.cost == pytest.approx(one.times[chosen], rel=0.03)
+
+
+def test_everything_that_a_choice_costs_is_fitted():
+    assert set(FITTED) | {"bytes_per_us"} == {field.name for field in dataclasses.fields(H200)}
+    assert ROUGH.bytes_per_us == H200.bytes_per_us
 
 
 def test_a_label_says_its_options():
     assert way("09, 4 heads a block, 3 slots") == (4, 3, 1, True)
     assert way("09, 4 heads a block, 2 slots, two runs") == (4, 2, 2, True)
+    assert way("09, 4 heads a block, 2 slots, three runs") == (4, 2, 3, True)
     assert way("09, 8 heads a block, 2 slots, whole, not evicted first") == (8, 2, 0, False)
