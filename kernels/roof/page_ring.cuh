@@ -58,7 +58,7 @@ struct PageRing {
   const Problem& problem;
   const Inputs& in;
   Segments segments;
-  uint4* slots;  // [RING_SLOTS, TILE_CHUNKS] in shared memory, the warp's own
+  uint4* slots;  // [RING_SLOTS, TILE_CHUNKS] in shared memory, the warp's own, on a line of 128 bytes as rows are
   int warp, lane;
 
   int oldest = 0;        // slot that is used next, and then filled again
