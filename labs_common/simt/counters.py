@@ -26,7 +26,7 @@ NCU_METRICS = {
     "shared_load_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
     "async_copies": "smsp__inst_executed_op_ldgsts.sum",
-    "async_copy_sectors": "smsp__sass_l1tex_t_sectors_pipe_lsu_mem_global_op_ldgsts.sum",
+    "async_copy_sectors": "smsp__sass_l1tex_m_xbar2l1tex_read_sectors_mem_global_op_ldgsts_cache_bypass.sum",
     "async_copy_wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum",
     "ffma_lanes": "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
     "fmul_lanes": "smsp__sass_thread_inst_executed_op_fmul_pred_on.sum",
@@ -50,23 +50,22 @@ class Counters:
     block_warps, block_lanes: how many warps and lanes entered each basic block.
     global_requests, sectors; shared_requests, wavefronts; local_requests: per memory instruction, of the
     space that each of its accesses turned out to have. divergent: warps that a branch split.
-    copy_sectors: of cp.async, what its sectors become on their way to shared memory.
-
-    A cp.async.cg moves each 32-byte sector as a whole, to each 32 bytes of shared memory that want some of it,
-    and in one pass (wavefront) what goes from one line of 128 bytes to one line. Where source and target do
-    not lie alike in their lines, that is more than the bytes would need. For a warp's request:
-
-    * copy_sectors: pairs of a sector and 32 bytes of shared memory that it goes to;
-    * sectors: pairs of a sector and a line of shared memory that it goes to, as a line's are looked up together;
-    * wavefronts: for each pair of a line and a line of shared memory, the most places in the latter that any
-      sector of the former goes to.
-
-    512 bytes in a row are 16, 16 and 4; with the target 64 bytes further 16, 16 and 8; 16 bytes further 32, 20
-    and 12. An H200 counts the same (tests/test_simt_copies.py). What a copy through L1 (.ca) costs was not
-    measured: it counts as a load and a store would.
-
+    copy_sectors: what arrives from L2 for cp.async.cg; 0 of other instructions.
     sectors_read, sectors_written: distinct 32-byte sectors of global memory touched, all together.
     blocks_run of blocks_total: how much of the grid was simulated.
+
+    A cp.async.cg fetches a 32-byte sector for every 32 bytes of shared memory that want some of it, and one
+    pass (wavefront) writes what comes from one line of 128 bytes into one line. Where source and target lie
+    differently in their lines, that is more than the bytes need. For a request of a warp:
+
+    * copy_sectors: pairs of a sector and 32 bytes of shared memory that it goes to;
+    * sectors: pairs of a sector and a line of shared memory that it goes to;
+    * wavefronts: summed over the pairs of a line and a line of shared memory, the most places in the latter
+      that a sector of the former goes to.
+
+    512 bytes in a row are 16, 16 and 4 where they lie alike. With the target 64 bytes further they are 16, 16
+    and 8, 16 bytes further 32, 20 and 12, as an H200 counts (tests/test_simt_copies.py). What a copy through
+    L1 (.ca) costs was not measured: it counts as a load and as a store would.
     """
 
     program: Program
@@ -152,7 +151,7 @@ class Counters:
             "shared_load_wavefronts": np.where(load, self.wavefronts, 0),
             "shared_store_wavefronts": np.where(store, self.wavefronts, 0),
             "async_copies": np.where(copy, self.shared_requests, 0),
-            "async_copy_sectors": np.where(copy, np.maximum(self.copy_sectors, self.sectors), 0),
+            "async_copy_sectors": np.where(copy, self.copy_sectors, 0),
             "async_copy_wavefronts": np.where(copy, self.wavefronts, 0),
             "ffma_lanes": np.where(group == "ffma", on, 0),
             "fmul_lanes": np.where(group == "fmul", on, 0),

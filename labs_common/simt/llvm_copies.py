@@ -98,9 +98,9 @@ def _entry(f: Function, ring: str, number: Value) -> str:
 
 
 def copy_start(module: Module) -> None:
-    """i1 copy_start(ctx, warp, instruction, number, span, mask, past_l1): check, count, read and enter a cp.async.
+    """i1 copy_start(ctx, warp, instruction, number, span, mask, past_l1)
 
-    past_l1: whether it is a .cg.
+    Check, count, read and enter a cp.async; past_l1: whether it is a .cg.
     """
     f = Function(
         module,
@@ -168,9 +168,12 @@ def copy_cost(module: Module) -> None:
     The masks: lanes that read any bytes, and lanes that only write zeros.
     """
     f = Function(
-        module, "copy_cost", "void", [("ptr", "ctx"), ("ptr", "counters"), ("i32", "reading"), ("i32", "zeros")],
+        module,
+        "copy_cost",
+        "void",
+        [("ptr", "ctx"), ("ptr", "counters"), ("i32", "reading"), ("i32", "zeros")],
         noinline=True,
-    )  # fmt: skip
+    )
     f.begin()
     reading, zeros = Value("%reading", "i32"), Value("%zeros", "i32")
     sources, targets = f.pointer("%ctx", at.SCRATCH_ADDRESSES), f.pointer("%ctx", SCRATCH_OFFSETS)

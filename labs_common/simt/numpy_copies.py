@@ -156,16 +156,18 @@ class Copies:
         else:
             self.batch.memory.count_sectors(lanes, i, allocation, offset, False, requests=False)
 
-    def _count(
-        self, lanes: Lanes, i: int, source: np.ndarray, target: np.ndarray, reads: np.ndarray
-    ) -> None:
+    def _count(self, lanes: Lanes, i: int, source: np.ndarray, target: np.ndarray, reads: np.ndarray) -> None:
         """What copies past L1 cost, by warp; see `Counters`. reads: the lanes that read any bytes.
 
         Where a warp's lanes write zeros only, a line of shared memory takes one pass: a guess, not measured.
         """
         counters = self.batch.memory.counters
         counters.shared_requests[i] += lanes.warps
-        warp, sector, box = lanes.warp.astype(np.int64), source.view(np.int64) >> 5, target.view(np.int64) >> 5
+        warp, sector, box = (
+            lanes.warp.astype(np.int64),
+            source.view(np.int64) >> 5,
+            target.view(np.int64) >> 5,
+        )
         line, row = sector >> 2, box >> 2
         zeros = ~reads
         if zeros.any():
