@@ -24,10 +24,13 @@ COLUMNS: dict[str, str] = {
     names.GLOBAL_LOAD_SECTORS: "load sectors",
     "smsp__inst_executed_op_shared_ld.sum": "shared loads",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": "shared wavefronts",
+    names.ASYNC_COPIES: "async copies",
+    names.ASYNC_COPY_WAVEFRONTS: "their wavefronts",
     "smsp__inst_executed_op_barrier.sum": "barriers",
     "smsp__inst_executed_op_shuffle.sum": "shuffles",
     "smsp__sass_branch_targets_threads_divergent.sum": "divergent",
 }
+MOST_PASSES = 4.5  # of an asynchronous copy; few that reach over a page's end are no reason to speak
 _STYLE = """<style>
 .palab {font-family: sans-serif; font-size: 13px; color: #1b1b1b; background: #fff}
 .palab table {border-collapse: collapse; width: 100%}
@@ -71,6 +74,28 @@ def heat_map(source: Source, frame: Metrics, title: str) -> str:
             parts.append(_table(text.splitlines(), counts, caption))
     parts.append("</div>")
     return "\n".join(parts)
+
+
+def copy_notes(frame: Metrics) -> list[str]:
+    """A sentence for each line whose asynchronous copies cost more than their bytes do.
+
+    What a warp copies, 512 bytes at most, takes 4 passes where it lies in shared memory as in global memory.
+    """
+    figures = frame[frame["line"].notna()].pivot_table(
+        index=["file", "line"], columns="metric", values="value", aggfunc="sum"
+    )
+    if names.ASYNC_COPY_SECTORS not in figures:
+        return []
+    notes = []
+    for (file, line), row in figures[figures[names.ASYNC_COPY_SECTORS] > 0].iterrows():
+        each = row[names.ASYNC_COPY_WAVEFRONTS] / row[names.ASYNC_COPIES]
+        if each > MOST_PASSES:
+            notes.append(
+                f"{file}:{line:.0f}: asynchronous copies take {each:.3g} wavefronts each where 4 would do, "
+                "as what they read and where it goes lie differently in their lines of 128 bytes. A shared "
+                "array begins on such a line where it is declared __align__(128)."
+            )
+    return notes
 
 
 def _table(lines: Sequence[str], counts: Mapping[int, Mapping[str, float]], caption: str) -> str:

@@ -22,8 +22,8 @@ PROBLEMS = (PRESETS["ragged"], PRESETS["ragged"].replace(dtype="float16", name="
 COUNTS = {
     "global requests": ("global_load_requests", "global_store_requests"),
     "global sectors": ("global_load_sectors", "global_store_sectors"),
-    "shared accesses": ("shared_loads", "shared_stores"),
-    "shared wavefronts": ("shared_load_wavefronts", "shared_store_wavefronts"),
+    "shared accesses": ("shared_loads", "shared_stores", "async_copies"),
+    "shared wavefronts": ("shared_load_wavefronts", "shared_store_wavefronts", "async_copy_wavefronts"),
     "barriers": ("barriers",),
     "shuffles": ("shuffles",),
     "FFMA lanes": ("ffma_lanes",),

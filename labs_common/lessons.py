@@ -55,10 +55,13 @@ COUNTED = {
     names.GLOBAL_LOAD_SECTORS: "sectors they touch",
     "smsp__inst_executed_op_shared_ld.sum": "shared memory loads",
     "smsp__inst_executed_op_shared_st.sum": "shared memory stores",
+    names.ASYNC_COPIES: "asynchronous copies",
+    names.ASYNC_COPY_WAVEFRONTS: "wavefronts they take",
     "smsp__inst_executed_op_shuffle.sum": "shuffles",
     "smsp__inst_executed_op_barrier.sum": "block barriers",
     names.DRAM_READ_BYTES: "distinct bytes read",
 }
+_IF_ANY = (names.ASYNC_COPIES, names.ASYNC_COPY_WAVEFRONTS)  # stand in a table where some kernel copies
 
 
 def show_kernel(stage: Stage) -> None:
@@ -317,14 +320,16 @@ def count(stages: Sequence[str], problem: Problem, engine: Engine | None = None)
 def counts_table(frame: Metrics, metrics: Mapping[str, str] = COUNTED) -> pd.DataFrame:
     """Figures as text, a row per metric, a column per stage; a stage's kernels are added up.
 
-    A figure that the engine does not have is "not measured". The last row divides sectors by requests.
+    A figure that the engine does not have is "not measured"; asynchronous copies have rows where some kernel
+    has any. The last row divides sectors by requests.
     """
     totals = metrics_table.stage_totals(metrics_table.group_launches(metrics_table.select(frame, line=None)))
     stages = list(dict.fromkeys(totals["stage"]))
-    rows = {
-        label: [_figure(metrics_table.value(totals, metric, stage=stage)) for stage in stages]
-        for metric, label in metrics.items()
-    }
+    rows = {}
+    for metric, label in metrics.items():
+        values = [metrics_table.value(totals, metric, stage=stage) for stage in stages]
+        if metric not in _IF_ANY or any(value > 0 for value in values):
+            rows[label] = [_figure(value) for value in values]
     ratios = [
         metrics_table.value(totals, names.GLOBAL_LOAD_SECTORS, stage=stage)
         / metrics_table.value(totals, names.GLOBAL_LOAD_REQUESTS, stage=stage)

@@ -30,6 +30,9 @@ GLOBAL_LOAD_REQUESTS = "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"
 GLOBAL_LOAD_SECTORS = "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum"
 INSTRUCTIONS = "smsp__inst_executed.sum"
 SHARED_WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
+ASYNC_COPIES = "smsp__inst_executed_op_ldgsts.sum"
+ASYNC_COPY_SECTORS = "smsp__sass_l1tex_m_xbar2l1tex_read_sectors_mem_global_op_ldgsts_cache_bypass.sum"
+ASYNC_COPY_WAVEFRONTS = "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum"
 FLOPS = "lab__fp32_flops.sum"
 FLOP_RATE = "lab__fp32_flops.per_second"
 INTENSITY = "lab__fp32_flops_per_dram_byte.ratio"
@@ -359,6 +362,9 @@ NAMES: tuple[Name, ...] = (
     Name(SHARED_WAVEFRONTS, "", "Shared memory wavefronts"),
     Name("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum", "", "Shared load wavefronts"),
     Name("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum", "", "Shared store wavefronts"),
+    Name(ASYNC_COPIES, "inst", "Asynchronous copies"),
+    Name(ASYNC_COPY_SECTORS, "sector", "Sectors that asynchronous copies fetch"),
+    Name(ASYNC_COPY_WAVEFRONTS, "", "Asynchronous copy wavefronts"),
     Name("smsp__inst_executed_op_barrier.sum", "inst", "Barriers"),
     Name("smsp__inst_executed_op_shuffle.sum", "inst", "Shuffles"),
     Name("smsp__sass_branch_targets.sum", "branch", "Branches"),

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from labs_common import metric_names as names
 from labs_common import metrics as metrics_table
-from labs_common.annotated import heat_map
+from labs_common.annotated import copy_notes, heat_map
 from labs_common.benchmark import Benchmark, benchmark_stages
 from labs_common.check import Report
 from labs_common.compare import Verdict, compare
@@ -291,6 +291,8 @@ def simulate(
         total = sum(mix.values())
         shares = ", ".join(f"{group} {100 * count / total:.1f} %" for group, count in list(mix.items())[:10])
         console.print(f"{kernel}: {total:,} lane-instructions: {shares}", highlight=False, soft_wrap=True)
+    for note in copy_notes(outcome.metrics):
+        console.print(escape(note), highlight=False, soft_wrap=True)
     page.parent.mkdir(parents=True, exist_ok=True)
     title = f"{stage.id} on {problem.name}, {engine.front_end.label}"
     body = heat_map(source, outcome.metrics, title)

@@ -68,3 +68,22 @@ def test_simulate_writes_a_page_and_says_what_it_saw(tmp_path):
     assert result.exit_code == 0, result.output
     assert re.search(r"paged_attention_gqa_reuse: [\d,]+ lane-instructions: .*ffma", result.output)
     assert "03_gqa_reuse.cu" in page.read_text()
+
+
+def test_simulate_tells_of_copies_between_lines_that_lie_differently(tmp_path):
+    """16 bytes off a line: 12 passes where 4 would do, on an H200 too. As the lab has it, nothing is told."""
+    text = find_stage("05").source().text
+    kernel = tmp_path / "crooked.cu"
+    kernel.write_text(text.replace("__align__(128) ", ""))
+    page = str(tmp_path / "page.html")
+
+    crooked, straight = (
+        CliRunner(env={"COLUMNS": "200"}).invoke(
+            app, ["simulate", *what, "--problem", "ragged", "--out", page]
+        )
+        for what in ([str(kernel), "--stage", "05"], ["05"])
+    )
+
+    assert crooked.exit_code == straight.exit_code == 0, crooked.output + straight.output
+    assert re.search(r"cache_tile.cuh:\d+: asynchronous copies take 12 wavefronts each", crooked.output)
+    assert "asynchronous copies" not in straight.output

@@ -79,6 +79,17 @@ def test_counts_are_those_of_the_kernel(simulator):
     assert table["block barriers"] == f"{2 * 2 * 4 * 8}"
     assert table["shuffles"] == f"{5 * 2 * 4 * 8}"
     assert table["shared memory stores"] == f"{2 * 4 * 8}"
+    assert "asynchronous copies" not in table
+
+
+def test_asynchronous_copies_have_rows_where_there_are_any(simulator):
+    """8 tokens of 256 bytes for 2 heads, keys and values; tiles of 32 tokens that the last one fills."""
+    problem = PRESETS["tiny"].replace(context_lengths=(8,))
+    table = lessons.counts_table(lessons.count(["02_vectorized", "05_partitioned_gqa"], problem, simulator))
+
+    copies = 2 * 2 * 32 * 256 // 512
+    assert list(table.loc["asynchronous copies"]) == ["0", f"{copies}"]
+    assert list(table.loc["wavefronts they take"]) == ["0", f"{4 * copies}"]
 
 
 def test_a_figure_that_was_not_counted_says_so():

@@ -1,5 +1,6 @@
 """The kernels on the way to the roof: right in every dtype, layout and shape, clean under all checks."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from labs_common import metric_names as names
 from labs_common.compare import compare
 from labs_common.engines import SimulatorEngine
 from labs_common.inputs import make_inputs
@@ -323,3 +325,25 @@ def test_the_instructions_that_the_choice_expects_are_near_those_counted(dtype, 
     a_token = (counted[1] - counted[0]) / 1024
 
     assert token_instructions(problem, heads) == pytest.approx(a_token, rel=0.35)
+
+
+@pytest.mark.parametrize(("group", "dtype"), [(1, "float32"), (3, "float16")])
+@pytest.mark.parametrize(("aligned", "passes"), [(False, 8), (True, 4)])
+def test_copies_of_09_cost_what_an_h200_counts(group, dtype, aligned, passes):
+    """64 bytes off a line the sectors stay 16 a copy, and wavefronts are 8 in place of 4.
+
+    So they are on 16 sequences of 4,096 tokens: 8,388,608 and 4,194,304 of 1,048,576 copies in fp32, and half
+    as many of half as many in fp16.
+    """
+    stage, problem = find_stage("09"), Problem(8 * group, 8, 128, 16, (256, 256), dtype)
+    source = stage.source()
+    if not aligned:
+        assert source.text.count("__align__(128) ") == 1
+        source = dataclasses.replace(source, text=source.text.replace("__align__(128) ", ""))
+
+    totals = stage_totals(SimulatorEngine().run(stage, problem, make_inputs(problem), source).metrics)
+
+    copies = value(totals, names.ASYNC_COPIES)
+    assert copies == 2 * 512 * 8 * 128 * (4 if dtype == "float32" else 2) / 512  # every key and value, once
+    assert value(totals, names.ASYNC_COPY_SECTORS) == 16 * copies
+    assert value(totals, names.ASYNC_COPY_WAVEFRONTS) == passes * copies

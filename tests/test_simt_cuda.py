@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from labs_common.compiler import compile_ptx
+from labs_common.compiler import compile_ptx, compile_resources
 from labs_common.simt import cupy_like as xp
 from labs_common.simt.errors import Fault, TrapError
 from labs_common.source import Source
@@ -340,3 +340,31 @@ extern "C" __global__ void k(const float* in, float* out) {
 
     assert {f.tool for f in findings} <= {"racecheck", "initcheck"} and findings
     assert {f.line for f in findings} == {5}
+
+
+@pytest.mark.parametrize("align", [16, 128])
+@pytest.mark.parametrize("order", ["abcd", "acbd", "bacd", "bdca", "cdab", "dcba"])
+def test_dynamic_shared_memory_begins_where_ptxas_puts_it(order, align):
+    """Behind the static arrays, which ptxas says take so much; on it depends what a copy costs."""
+    arrays = {
+        "a": "char a[3]; a[t % 3] = t;",
+        "b": "float4 b[2]; b[t % 2].x = t;",
+        "c": "short c[5]; c[t % 5] = t;",
+        "d": "double d[3]; d[t % 3] = t;",
+    }
+    text = f"""
+extern "C" __global__ void k(float* out) {{
+  extern __shared__ __align__({align}) unsigned dynamic[];
+  const int t = threadIdx.x;
+  {"".join(f"__shared__ {arrays[name]}" for name in order)}
+  dynamic[t] = t;
+  __syncthreads();
+  out[t] = a[(t + 1) % 3] + b[(t + 1) % 2].x + c[(t + 1) % 5] + d[(t + 1) % 3] + dynamic[t + 1];
+}}
+"""
+    kernel = xp.RawModule(compile_ptx(Source("student.cu", text))).get_function("k")
+
+    static = compile_resources(Source("student.cu", text))["k"].shared_bytes
+
+    assert static % align == 0
+    assert kernel.program.dynamic_offset == static

@@ -294,3 +294,46 @@ def test_every_layout_is_read_in_whole_sectors_and_once(older_gpu):
     assert sectors["NHD"] == sectors["HND"] == sectors["packed"]
     for found in figures.values():
         assert problem.kv_bytes <= found[names.DRAM_READ_BYTES] <= 1.02 * problem.kv_bytes
+
+
+# ---- what copies cost, by Nsight Compute on an H200: ragged, with tiles on a line of 128 bytes and on none
+
+LOADS = (names.GLOBAL_LOAD_REQUESTS, names.GLOBAL_LOAD_SECTORS)
+COPIES = (names.ASYNC_COPIES, names.ASYNC_COPY_SECTORS, names.ASYNC_COPY_WAVEFRONTS)
+STATIC_SHARED = "launch__shared_mem_per_block_static"
+
+
+def counted(core, problem, aligned):
+    source = STAGE.source()
+    if not aligned:
+        assert source.text.count("__align__(128) ") == 1
+        source = dataclasses.replace(source, text=source.text.replace("__align__(128) ", ""))
+    outcome = SimulatorEngine(core=core).run(STAGE, problem, make_inputs(problem), source, checks=False)
+    whole = outcome.metrics[outcome.metrics["line"].isna() & (outcome.metrics["kernel"] == STAGE.entry)]
+    return dict(zip(whole["metric"], whole["value"], strict=True))
+
+
+@pytest.mark.parametrize("core", ["llvm", "numpy"])
+@pytest.mark.parametrize(
+    ("dtype", "aligned", "loads", "copies", "static"),
+    [
+        ("float16", False, (2_160, 40_764), (1_984, 63_488, 23_808), 272),
+        ("float16", True, (2_160, 32_828), (1_984, 31_744, 7_936), 384),
+        ("float32", False, (4_144, 81_468), (3_968, 126_976, 47_616), 272),
+        ("float32", True, (4_144, 65_596), (3_968, 63_488, 15_872), 384),
+    ],
+)
+def test_copies_cost_what_an_h200_counts(core, dtype, aligned, loads, copies, static):
+    found = counted(core, PRESETS["ragged"].replace(dtype=dtype), aligned)
+
+    assert tuple(found[name] for name in LOADS) == loads
+    assert tuple(found[name] for name in COPIES) == copies
+    assert found[STATIC_SHARED] == static
+
+
+@pytest.mark.parametrize(("layout", "sectors"), [("HND", 40_764), ("packed", 47_932)])
+def test_the_sectors_of_other_layouts_are_an_h200s_too(layout, sectors):
+    """As recorded, when tiles began on no line of 128 bytes (data/recorded/h200/partitions/sectors.csv)."""
+    found = counted("llvm", PRESETS["ragged"].replace(dtype="float16", layout=layout), aligned=False)
+
+    assert found[names.GLOBAL_LOAD_SECTORS] == sectors

@@ -75,7 +75,9 @@ def measures(problem: Problem, counters: Mapping[str, int], resources: Mapping[s
         "busiest_warp": counters["busiest_warp"] / max(1, counters["warp_instructions"]),
         "barriers_per_token": counters["barriers"] / tokens,
         "kv_bytes": counters["dram_read_bytes"],
-        "shared_wavefronts": counters["shared_load_wavefronts"] + counters["shared_store_wavefronts"],
+        "shared_wavefronts": sum(
+            counters[f"{what}_wavefronts"] for what in ("shared_load", "shared_store", "async_copy")
+        ),
         "spills": resources["spill_bytes"],
     }
 

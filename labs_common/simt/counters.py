@@ -25,6 +25,9 @@ NCU_METRICS = {
     "shared_stores": "smsp__inst_executed_op_shared_st.sum",
     "shared_load_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",
     "shared_store_wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum",
+    "async_copies": "smsp__inst_executed_op_ldgsts.sum",
+    "async_copy_sectors": "smsp__sass_l1tex_m_xbar2l1tex_read_sectors_mem_global_op_ldgsts_cache_bypass.sum",
+    "async_copy_wavefronts": "smsp__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_ldgsts.sum",
     "ffma_lanes": "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
     "fmul_lanes": "smsp__sass_thread_inst_executed_op_fmul_pred_on.sum",
     "fadd_lanes": "smsp__sass_thread_inst_executed_op_fadd_pred_on.sum",
@@ -47,8 +50,22 @@ class Counters:
     block_warps, block_lanes: how many warps and lanes entered each basic block.
     global_requests, sectors; shared_requests, wavefronts; local_requests: per memory instruction, of the
     space that each of its accesses turned out to have. divergent: warps that a branch split.
+    copy_sectors: what arrives from L2 for cp.async.cg; 0 of other instructions.
     sectors_read, sectors_written: distinct 32-byte sectors of global memory touched, all together.
     blocks_run of blocks_total: how much of the grid was simulated.
+
+    A cp.async.cg fetches a 32-byte sector for every 32 bytes of shared memory that want some of it, and one
+    pass (wavefront) writes what comes from one line of 128 bytes into one line. Where source and target lie
+    differently in their lines, that is more than the bytes need. For a request of a warp:
+
+    * copy_sectors: pairs of a sector and 32 bytes of shared memory that it goes to;
+    * sectors: pairs of a sector and a line of shared memory that it goes to;
+    * wavefronts: summed over the pairs of a line and a line of shared memory, the most places in the latter
+      that a sector of the former goes to.
+
+    512 bytes in a row are 16, 16 and 4 where they lie alike. With the target 64 bytes further they are 16, 16
+    and 8, 16 bytes further 32, 20 and 12, as an H200 counts (tests/test_simt_copies.py). What a copy through
+    L1 (.ca) costs was not measured: it counts as a load and as a store would.
     """
 
     program: Program
@@ -61,6 +78,7 @@ class Counters:
     shared_requests: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     wavefronts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     local_requests: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    copy_sectors: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     divergent: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     sectors_read: int = 0
     sectors_written: int = 0
@@ -74,6 +92,7 @@ class Counters:
             "shared_requests",
             "wavefronts",
             "local_requests",
+            "copy_sectors",
             "divergent",
         ):
             setattr(self, name, np.zeros(len(self.program.instructions), np.int64))
@@ -117,7 +136,7 @@ class Counters:
         is_barrier = np.array([bool(row) and row.kind == "barrier" for row in reached])
         group = np.array(groups, dtype=object)
         opcode = np.array([i.opcode for i in program.instructions], dtype=object)
-        copy = opcode == "cp"  # reads global and writes shared memory
+        copy = opcode == "cp"  # counts with the loads of global memory, and on its own in shared memory
         load = (opcode == "ld") | (opcode == "ldu") | (opcode == "ldmatrix")
         store = (opcode == "st") | (opcode == "stmatrix")
         branch = (opcode == "bra") | (opcode == "brx")
@@ -128,9 +147,12 @@ class Counters:
             "global_load_sectors": np.where(load | copy, self.sectors, 0),
             "global_store_sectors": np.where(store, self.sectors, 0),
             "shared_loads": np.where(load, self.shared_requests, 0),
-            "shared_stores": np.where(store | copy, self.shared_requests, 0),
+            "shared_stores": np.where(store, self.shared_requests, 0),
             "shared_load_wavefronts": np.where(load, self.wavefronts, 0),
-            "shared_store_wavefronts": np.where(store | copy, self.wavefronts, 0),
+            "shared_store_wavefronts": np.where(store, self.wavefronts, 0),
+            "async_copies": np.where(copy, self.shared_requests, 0),
+            "async_copy_sectors": np.where(copy, self.copy_sectors, 0),
+            "async_copy_wavefronts": np.where(copy, self.wavefronts, 0),
             "ffma_lanes": np.where(group == "ffma", on, 0),
             "fmul_lanes": np.where(group == "fmul", on, 0),
             "fadd_lanes": np.where(group == "fadd", on, 0),
@@ -198,6 +220,7 @@ class Counters:
             "shared_requests",
             "wavefronts",
             "local_requests",
+            "copy_sectors",
             "divergent",
         ):
             mine, theirs = getattr(self, name), getattr(other, name)

@@ -11,6 +11,7 @@ from .llvm_access import Accesses
 from .llvm_layout import CTX
 from .llvm_runtime import (
     ACCESS_COUNTERS,
+    COPY_SECTORS,
     SECTORS,
     SHARED_REQUESTS,
     WAVEFRONTS,
@@ -20,7 +21,7 @@ from .llvm_runtime import (
 )
 from .llvm_text import WARP, Module, Value, const
 from .numpy_copies import CAPACITY
-from .ops import Operation, copy_limit
+from .ops import Operation, copy_limit, past_l1
 from .program import Access
 
 ALL = -1  # in place of how many groups wait_group keeps
@@ -39,7 +40,7 @@ SCRATCH_OFFSETS = at.SCRATCH_MORE  # 32 x i64: shared byte offsets
 SCRATCH_LIMITS = at.SCRATCH_MORE + 256  # 32 x i32: bytes to read
 
 DECLARATIONS = (
-    "declare i1 @copy_start(ptr, ptr, i32, i64, i64, i32)",
+    "declare i1 @copy_start(ptr, ptr, i32, i64, i64, i32, i1)",
     "declare void @copy_commit(ptr, ptr, i32)",
     "declare void @copy_wait(ptr, ptr, i32, i32)",
 )
@@ -66,7 +67,7 @@ class Copies(Accesses):
         number = self.layout.access_number[self.index]
         ok = f.call(
             "i1", "copy_start", "ptr %ctx", "ptr %warp", f"i32 {self.index}", f"i64 {number}",
-            f"i64 {span}", str(self.mask),
+            f"i64 {span}", str(self.mask), f"i1 {int(past_l1(self.instruction))}",
         )  # fmt: skip
         went = f.new_label("went")
         f.cond(ok, went, self.fault_label, "likely")
@@ -97,13 +98,16 @@ def _entry(f: Function, ring: str, number: Value) -> str:
 
 
 def copy_start(module: Module) -> None:
-    """i1 copy_start(ctx, warp, instruction, number, span, mask): check, count, read and enter a cp.async."""
+    """i1 copy_start(ctx, warp, instruction, number, span, mask, past_l1)
+
+    Check, count, read and enter a cp.async; past_l1: whether it is a .cg.
+    """
     f = Function(
         module,
         "copy_start",
         "i1",
         [("ptr", "ctx"), ("ptr", "warp"), ("i32", "instruction"), ("i64", "number"), ("i64", "span"),
-         ("i32", "mask")],
+         ("i32", "mask"), ("i1", "past_l1")],
         internal=False,
         noinline=True,
     )  # fmt: skip
@@ -119,11 +123,21 @@ def copy_start(module: Module) -> None:
     failed = f.new_label("failed")
     number_offset = f.bin("mul", Value("%number", "i64"), f.i64(8 * ACCESS_COUNTERS))
     counters = f.pointer(f.ctx_pointer("access_counters"), number_offset)
+    sectors_before = f.field("i64", counters, SECTORS * 8)
     _read(f, whole, some, span, instruction, counters, failed)
     _each_lane(f, none, lambda lane: _clear(f, data, lane, span))
     _check_offsets(f, offsets, mask, span, instruction)
+    past, through, counted = f.new_label("past_l1"), f.new_label("through_l1"), f.new_label("counted")
+    f.cond(Value("%past_l1", "i1"), past, through, "likely")
+    f.label(past)
+    f.store(sectors_before, f.pointer(counters, 8 * SECTORS))  # in place of the sectors as of a load
+    f.call("void", "copy_cost", "ptr %ctx", f"ptr {counters}", str(some), str(none))
+    f.br(counted)
+    f.label(through)
     waves = f.call("i64", "wavefronts", f"ptr {offsets}", str(mask), str(span))
     f.add_to(counters, 8 * WAVEFRONTS, waves)
+    f.br(counted)
+    f.label(counted)
     f.add_to(counters, 8 * SHARED_REQUESTS, f.i64(1))
     _look_for_hazards(f, offsets, mask, span, instruction)
     # into the ring
@@ -145,6 +159,109 @@ def copy_start(module: Module) -> None:
     f.ret(Value("false", "i1"))
     module.declarations.add("declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)")
     module.declarations.add("declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)")
+    f.finish()
+
+
+def copy_cost(module: Module) -> None:
+    """void copy_cost(ctx, counters, reading, zeros): count a copy past L1 by what `Counters` says of it.
+
+    The masks: lanes that read any bytes, and lanes that only write zeros.
+    """
+    f = Function(
+        module,
+        "copy_cost",
+        "void",
+        [("ptr", "ctx"), ("ptr", "counters"), ("i32", "reading"), ("i32", "zeros")],
+        noinline=True,
+    )
+    f.begin()
+    reading, zeros = Value("%reading", "i32"), Value("%zeros", "i32")
+    sources, targets = f.pointer("%ctx", at.SCRATCH_ADDRESSES), f.pointer("%ctx", SCRATCH_OFFSETS)
+    sector = f.bin("lshr", f.load("i64", sources, WARP, align=64), f.spread(f.i64(5)))
+    box = f.bin("lshr", f.load("i64", targets, WARP, align=64), f.spread(f.i64(5)))
+    line, row = (f.bin("lshr", a, f.spread(f.i64(2))) for a in (sector, box))
+
+    def add(sectors: Value, pairs: Value, passes: Value) -> None:
+        for place, count in ((SECTORS, sectors), (COPY_SECTORS, pairs), (WAVEFRONTS, passes)):
+            f.add_to("%counters", 8 * place, f.resize(count, "i64"))
+
+    # All lanes, and what is the same in two of them is the same in all between: neighbours tell. It is so
+    # where sectors ascend, and within one so do the places, and within a line the lines of shared memory.
+    neighbour = [0, *range(WARP - 1)]
+
+    def steps(a: Value) -> tuple[Value, Value]:
+        """The lanes with another value than the lane before (not lane 0), and those with a smaller one."""
+        before = f.shuffle(a, neighbour)
+        return f.mask_bits(f.icmp("ne", a, before)), f.mask_bits(f.icmp("ult", a, before))
+
+    new_sector, back_sector = steps(sector)
+    new_box, back_box = steps(box)
+    new_row, back_row = steps(row)
+    new_line, _ = steps(line)
+    back = f.bin("or", back_sector, f.bin("and", back_row, f.bin("xor", new_line, f.i32(-1))))
+    back = f.bin("or", back, f.bin("and", back_box, f.bin("xor", new_sector, f.i32(-1))))
+    in_order = f.bin("and", f.icmp("eq", back, f.i32(0)), f.icmp("eq", reading, f.i32(-1)))
+    pairs, sectors = f.bin("or", new_sector, new_box), f.bin("or", new_sector, new_row)
+    lines = f.bin("or", new_line, new_row)
+    in_order = f.bin("and", in_order, f.icmp("eq", pairs, sectors))  # each sector to one place in a line
+    quick, search = f.new_label("quick"), f.new_label("search")
+    f.cond(in_order, quick, search, "likely")
+    f.label(quick)
+    add(*(f.bin("add", f.popcount(m), f.i32(1)) for m in (sectors, pairs, lines)))
+    f.ret()
+
+    f.label(search)
+    totals = [f.variable("i32", f.i32(0)) for _ in range(3)]  # sectors, pairs, passes
+
+    def like(values: Value, lane: Value, among: Value) -> Value:
+        """The lanes of a mask that have one lane's value."""
+        same = f.icmp("eq", values, f.spread(f.extract(values, lane)))
+        return f.bin("and", f.mask_bits(same), among)
+
+    def groups(mask: Value, split, body) -> None:
+        """body(lanes) for each group that split(lane, mask) finds, until no lane of a mask is left."""
+        rest = f.variable("i32")
+        f.store(mask, rest)
+        loop, one, leave = f.new_label("groups"), f.new_label("group"), f.new_label("groups_done")
+        f.br(loop)
+        f.label(loop)
+        m = f.load("i32", rest)
+        f.cond(f.icmp("ne", m, f.i32(0)), one, leave)
+        f.label(one)
+        found = split(f.intrinsic("cttz", m, flags=", i1 true"), m)
+        f.store(f.bin("and", m, f.bin("xor", found, f.i32(-1))), rest)
+        body(found)
+        f.br(loop)
+        f.label(leave)
+
+    def grow(total: str, by: Value) -> None:
+        f.store(f.bin("add", f.load("i32", total), by), total)
+
+    most, places = f.variable("i32"), f.variable("i32")
+
+    def of_lines(lanes: Value) -> None:
+        f.store(f.i32(0), most)
+        groups(lanes, lambda lane, mask: like(sector, lane, mask), of_sector)
+        grow(totals[2], f.load("i32", most))
+
+    def of_sector(lanes: Value) -> None:
+        f.store(f.i32(0), places)
+        groups(lanes, lambda lane, mask: like(box, lane, mask), lambda _: grow(places, f.i32(1)))
+        count = f.load("i32", places)
+        f.store(f.intrinsic("umax", f.load("i32", most), count), most)
+        grow(totals[0], f.i32(1))
+        grow(totals[1], count)
+
+    groups(reading, lambda lane, mask: like(row, lane, like(line, lane, mask)), of_lines)
+
+    def of_zeros(lanes: Value) -> None:
+        lane = f.intrinsic("cttz", lanes, flags=", i1 true")
+        alone = f.icmp("eq", like(row, lane, reading), f.i32(0))
+        grow(totals[2], f.resize(alone, "i32"))
+
+    groups(zeros, lambda lane, mask: like(row, lane, mask), of_zeros)
+    add(*(f.load("i32", total) for total in totals))
+    f.ret()
     f.finish()
 
 
@@ -477,4 +594,4 @@ def forget(f: Function, warp_number: Value) -> None:
     f.end_if(after)
 
 
-FUNCTIONS = (copy_land, copy_commit, copy_wait, copy_start)
+FUNCTIONS = (copy_cost, copy_land, copy_commit, copy_wait, copy_start)

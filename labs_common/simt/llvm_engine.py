@@ -493,6 +493,7 @@ class Run:
                 counters.global_requests[i] = 0
             if access.counted:
                 counters.local_requests[i] = row[4]
+            counters.copy_sectors[i] = row[5]
         maps = [w.maps for w in self.workers]
         for k, _ in enumerate(self.allocations):
             for which, name in ((0, "sectors_read"), (1, "sectors_written")):

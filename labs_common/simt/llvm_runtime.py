@@ -12,8 +12,8 @@ from .llvm_text import Builder, Module, Value, const
 from .memory import WINDOW_BYTES
 
 SPANS = (1, 2, 4, 8, 16, 32)
-ACCESS_COUNTERS = 5  # i64 for each access
-SECTORS, WAVEFRONTS, GLOBAL_REQUESTS, SHARED_REQUESTS, LOCAL_REQUESTS = range(5)
+ACCESS_COUNTERS = 6  # i64 for each access
+SECTORS, WAVEFRONTS, GLOBAL_REQUESTS, SHARED_REQUESTS, LOCAL_REQUESTS, COPY_SECTORS = range(ACCESS_COUNTERS)
 
 
 class Function(Builder):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import Dim3, Finding, elsewhere
+from .ops import past_l1
 
 if TYPE_CHECKING:
     from .numpy_engine import Batch, Lanes
@@ -73,7 +74,11 @@ class Copies:
         else:
             self._read_limited(lanes, i, source, data, np.broadcast_to(limit, lanes.n))
         index = memory.index(lanes, i, access, "shared", target, span, "write")
-        memory.count_wavefronts(lanes, i, target, span)
+        if past_l1(self.batch.launch.program.instructions[i]):
+            reads = np.ones(lanes.n, bool) if limit is None else np.broadcast_to(limit, lanes.n) > 0
+            self._count(lanes, i, source, target, reads)
+        else:
+            memory.count_wavefronts(lanes, i, target, span)
         numbers = lanes.numbers
         order = self.started[lanes.warp]
         if len(self.queue) >= CAPACITY:
@@ -96,7 +101,7 @@ class Copies:
         span = access.width * access.count
         for allocation, offset, positions in memory.locate(lanes, i, access, "global", source, span, "read"):
             sub = lanes if positions is None else lanes.subset(positions)
-            memory.count_sectors(sub, i, allocation, offset, False, requests=False)
+            self._touch(sub, i, allocation, offset)
             data[slice(None) if positions is None else positions] = self._gather(sub, i, allocation, offset)
 
     def _gather(self, lanes: Lanes, i: int, allocation, offset: np.ndarray) -> np.ndarray:
@@ -142,7 +147,50 @@ class Copies:
                 sub, i, access, "global", source[some], 1, "read"
             ):
                 here = sub if positions is None else sub.subset(positions)
-                memory.count_sectors(here, i, allocation, offset, False, requests=False)
+                self._touch(here, i, allocation, offset)
+
+    def _touch(self, lanes: Lanes, i: int, allocation, offset: np.ndarray) -> None:
+        """The sectors that are read; of a copy past L1 `_count` says how many that makes."""
+        if past_l1(self.batch.launch.program.instructions[i]):
+            allocation.sectors(False)[offset >> 5] = 1
+        else:
+            self.batch.memory.count_sectors(lanes, i, allocation, offset, False, requests=False)
+
+    def _count(self, lanes: Lanes, i: int, source: np.ndarray, target: np.ndarray, reads: np.ndarray) -> None:
+        """What copies past L1 cost, by warp; see `Counters`. reads: the lanes that read any bytes.
+
+        Where a warp's lanes write zeros only, a line of shared memory takes one pass: a guess, not measured.
+        """
+        counters = self.batch.memory.counters
+        counters.shared_requests[i] += lanes.warps
+        warp, sector, box = (
+            lanes.warp.astype(np.int64),
+            source.view(np.int64) >> 5,
+            target.view(np.int64) >> 5,
+        )
+        line, row = sector >> 2, box >> 2
+        zeros = ~reads
+        if zeros.any():
+            written = np.unique(np.stack((warp[reads], row[reads])), axis=1)
+            either = np.unique(np.stack((warp, row)), axis=1)
+            counters.wavefronts[i] += either.shape[1] - written.shape[1]
+            warp, sector, box, line, row = (a[reads] for a in (warp, sector, box, line, row))
+            if not len(warp):
+                return
+        order = np.lexsort((box, sector, row, line, warp))
+        warp, sector, box, line, row = (a[order] for a in (warp, sector, box, line, row))
+
+        def begins(*keys: np.ndarray) -> np.ndarray:
+            """Where any of the keys is another than before."""
+            return np.r_[True, np.any([k[1:] != k[:-1] for k in keys], axis=0)]
+
+        lines = begins(warp, line, row)
+        sectors = lines | begins(sector)
+        pairs = sectors | begins(box)
+        each = np.add.reduceat(pairs.astype(np.int64), np.flatnonzero(sectors))
+        counters.sectors[i] += len(each)
+        counters.copy_sectors[i] += int(each.sum())
+        counters.wavefronts[i] += int(np.maximum.reduceat(each, np.flatnonzero(lines[sectors])).sum())
 
     # ---- groups
 

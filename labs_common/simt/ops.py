@@ -942,6 +942,11 @@ def _copy(opcode: str, mods, instruction) -> Operation | None:
     return Operation(name, "memory", "copy", constants=(size.value,))
 
 
+def past_l1(instruction: Instruction) -> bool:
+    """Whether a cp.async goes past the L1 cache (.cg; LDGSTS.BYPASS in SASS)."""
+    return "cg" in instruction.modifiers
+
+
 def copy_limit(instruction: Instruction) -> tuple[object, str] | None:
     """What limits the bytes that a cp.async reads: (operand, "u32": how many; "pred": none where true)."""
     extra = instruction.operands[3:]
