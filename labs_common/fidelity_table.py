@@ -66,10 +66,10 @@ source:
 
 | further | sectors looked up | sectors from L2 | wavefronts | where an H200 counted it |
 | --- | --- | --- | --- | --- |
-| 0 | 16 | 16 | 4 | 05 and 09, with the shared array declared `__align__(128)` |
-| 16 | 20 | 32 | 12 | 05 without, on ragged: 63,488 sectors from L2 and 23,808 wavefronts of 1,984 copies |
-| 64 | 16 | 16 | 8 | 09 without, in fp32 with a query head a group: 8,388,608 wavefronts of 1,048,576 copies |
-| 80 | 20 | 32 | 16 | 05 without, on 100,000 tokens in fp16: 12,800,000 wavefronts of 800,000 copies |
+| 0 | 16 | 16 | 4 | 09, and 05 with its shared array declared `__align__(128)` as 09's is |
+| 16 | 20 | 32 | 12 | 05 on ragged: 63,488 sectors from L2 and 23,808 wavefronts of 1,984 copies |
+| 64 | 16 | 16 | 8 | 09 without it, fp32, a query head a group: 8,388,608 wavefronts of 1,048,576 copies |
+| 80 | 20 | 32 | 16 | 05 on 100,000 tokens in fp16: 12,800,000 wavefronts of 800,000 copies |
 
 The rule is in `labs_common/simt/counters.py`; tests hold stage 05 on ragged against the H200's numbers, in
 both number formats and three layouts. Copies through L1 (`cp.async.ca`) were not measured: they count as a
