@@ -14,7 +14,7 @@ from labs_common.diagnose import Diagnosis, diagnose_kernel
 from labs_common.engines import Engine, LaunchError, SimulatorEngine
 from labs_common.inputs import Inputs, make_inputs
 from labs_common.metrics import Metrics
-from labs_common.plans import Device, Plan
+from labs_common.plans import Device, Plan, most_block_heads
 from labs_common.probes import score_level
 from labs_common.problem import FP8, PRESETS, Problem
 from labs_common.reference import reference
@@ -26,25 +26,30 @@ from labs_common.stages import Stage
 NEGATIVE = Problem(4, 2, 64, 16, (45, 17, 5), name="very negative scores")
 NEGATIVE_SCORE = -160.0  # exp of it is 0 in fp32
 # Small first, then what breaks kernels: an empty context, one token, whole and partial pages, a head_dim
-# that is no multiple of 32, groups that are no power of two, odd page sizes, a page too large for shared
-# memory, scores far below 0.
+# that is no multiple of 32, groups that are no power of two and one of more than 8 that has no equal halves,
+# odd page sizes, a page too large for shared memory, scores far below 0.
 CHECK_PROBLEMS: tuple[Problem, ...] = (
     PRESETS["tiny"],
     PRESETS["ragged"],
     Problem(6, 2, 96, 8, (0, 7, 8, 9, 61), name="odd head_dim"),
-    Problem(5, 1, 20, 5, (33, 1), name="odd group"),
+    Problem(11, 1, 20, 5, (33, 1), name="odd group"),
     Problem(2, 2, 256, 32, (100,), name="wide head"),
     Problem(2, 1, 256, 128, (150,), name="large page"),
     NEGATIVE,
 )
-# For the stages towards the roof: their number formats, a page of two tiles, a tile of two pages.
+# For the stages towards the roof: their number formats, a page of two tiles, a tile of two pages. A block
+# of 08 and 09 has 8 sets of heads in the third, 1 in the fourth, 2 in the others. The last set of the group
+# of 11 is shorter, and its last sequence stays whole; the fourth and the sixth have three groups of sets,
+# with cuts.
 ROOF_PROBLEMS: tuple[Problem, ...] = (
-    *CHECK_PROBLEMS[:3],
-    Problem(2, 2, 256, 32, (100,), name="wide head, fp32"),
-    Problem(12, 1, 64, 8, (35, 530), "float16", "HND", name="large group, HND"),
-    Problem(8, 2, 128, 32, (1, 600), FP8, name="fp8 cache", key_scale=0.5, value_scale=1.5),
+    *CHECK_PROBLEMS[:2],
+    Problem(24, 8, 96, 8, (0, 7, 8, 9, 61), name="eight heads"),
+    Problem(3, 3, 256, 32, (100, 20), name="wide head, fp32"),
+    Problem(11, 1, 64, 8, (530, 35), "float16", "HND", name="large group, HND"),
+    Problem(12, 6, 128, 32, (1, 210), FP8, name="fp8 cache", key_scale=0.5, value_scale=1.5),
 )
 FEW_BLOCKS = 3
+LONG_CONTEXT = 512  # tokens; a problem with a longer one has a block for every 48 tokens, and so many pieces
 # In which problems may differ, in words.
 _SET_APART = {
     "dtype": "the cache's numbers are",
@@ -75,13 +80,17 @@ def check_plan(stage: Stage, problem: Problem, device: Device) -> Plan:
     """A stage's launches for a problem of a check.
 
     Where the host plans runs for all multiprocessors, a small problem gives each block a single tile; all but
-    the smallest are cut for few blocks, so that a block has several segments and a segment several tiles.
+    the smallest are cut for few blocks, so that a block has several segments and a segment several tiles. A
+    long context is cut into many pieces, so that threads of a merge share them. A block has as many sets of
+    heads as can be. A planner of somebody's own is asked for what it takes of this.
     """
     plan = stage.plan(problem, device)
     if "segments" not in plan.tables or problem == stage.typed(CHECK_PROBLEMS[0]):
         return plan
-    runs = {"whole": False} if "merges" in plan.tables else {}
-    return stage.plan(problem, device, blocks=FEW_BLOCKS, **runs)
+    long = max(problem.context_lengths, default=0) > LONG_CONTEXT
+    blocks = sum(problem.context_lengths) // 48 if long else FEW_BLOCKS
+    asked = stage.taken_options(blocks=blocks, block_heads=most_block_heads(problem), whole=False)
+    return stage.plan(problem, device, **asked)
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class Result:
         verdict: None where the kernel did not finish.
         findings: what the checks found.
         metrics: what was counted or measured.
-        error: why there is no verdict, for a person.
+        error: why there is no verdict, or what is wrong beside the output, for a person.
     """
 
     problem: Problem
@@ -106,7 +115,7 @@ class Result:
     def ok(self) -> bool:
         """Right, and no error found; a warning does not count against a kernel."""
         errors = [finding for finding in self.findings if finding.severity == "error"]
-        return self.verdict is not None and self.verdict.ok and not errors
+        return self.verdict is not None and self.verdict.ok and self.error is None and not errors
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,4 +225,9 @@ def _run(source: Source, stage: Stage, engine: Engine, problem: Problem, seed: i
         return Result(problem, None, error=source.readable(str(error)))
     verdict = compare(outcome.output, reference(problem, inputs), stage.weights(problem))
     findings = tuple(finding.reworded(source.readable) for finding in outcome.findings)
-    return Result(problem, verdict, findings, outcome.metrics)
+    error = None
+    if outcome.counters_left:
+        names = " and ".join(outcome.counters_left)
+        error = f"after the call {names} is not zero again, and the next call goes on from there"
+        error = f"the output is right, but {error}" if verdict.ok else f"{verdict.diagnosis}; and {error}"
+    return Result(problem, verdict, findings, outcome.metrics, error)
