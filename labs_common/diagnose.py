@@ -353,6 +353,11 @@ def _code(text: str) -> list[str]:
     return [line.split("//")[0] for line in text.splitlines()]
 
 
+def diagnose_finding(finding: Finding, source: Source, stage: Stage) -> Diagnosis:
+    """What a finding of the checks means, without a run on the probes."""
+    return _after_finding(finding, None, source, stage)
+
+
 def _after_finding(finding: Finding, found: Diagnosis | None, source: Source, stage: Stage) -> Diagnosis:
     """A finding in words, then the fault that the numbers show, if any."""
     if finding.kind.startswith("Missing wait"):

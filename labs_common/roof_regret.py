@@ -74,6 +74,11 @@ def _timed(problem: Problem, device: Device, times: dict[Way, float]) -> tuple[s
 
 
 if __name__ == "__main__":
-    table = regret().sort_values("ratio", ascending=False)
+    table = regret()
+    if table.empty:
+        raise SystemExit(
+            "data/roof has no timings here, as in an edition for students: nothing to compare with"
+        )
+    table = table.sort_values("ratio", ascending=False)
     print(table.to_string(index=False, float_format="{:.3f}".format))
     print(table["ratio"].describe(percentiles=(0.5, 0.9)).to_string(float_format="{:.3f}".format))
