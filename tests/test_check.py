@@ -2,9 +2,10 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
-from labs_common.check import check, check_plan, check_problems
+from labs_common.check import check, check_plan, check_problems, common_factor
 from labs_common.lessons import change
 from labs_common.plans import Device
 from labs_common.source import Source
@@ -141,3 +142,119 @@ def test_a_planner_is_asked_for_what_it_takes():
         grids.append(plan.launches[0].grid[0])
 
     assert grids[1:] == [3, 3] and grids[0] > 3
+
+
+def diagnosis_of(simulator, number, edits, names):
+    """What check says of an edited kernel, on some problems of its check."""
+    stage = find_stage(number)
+    problems = [one for one in check_problems(stage) if one.name.removesuffix("-float16") in names]
+    return check(edited(stage, edits), stage, simulator, problems)
+
+
+def without(number, begin, end):
+    """The edit that leaves out a stage's lines from one text up to another."""
+    text = find_stage(number).source().text
+    first = text.index(begin)
+    return ((text[first : text.index(end, first)], ""),)
+
+
+TWO = ("very negative scores", "fp8 cache")
+FORGOTTEN = "is 0.667 times the right one: value_scale, 1.5 there, is not applied"
+# Stage, edits, what the message says and what it must not say.
+MESSAGES = (
+    # A factor of a number format is told by its name.
+    ("08", (("                     value_scale);", "                     1.0f);"),), (FORGOTTEN,), ()),
+    (
+        "09",
+        (("head), value_scale);", "head), 1.0f);"),),
+        (FORGOTTEN, "in sequences that were cut, which the merge writes"),
+        (),
+    ),
+    (
+        "08",
+        (("                     value_scale);", "                     value_scale * value_scale);"),),
+        ("is 1.5 times the right one: value_scale, 1.5 there, is applied twice",),
+        (),
+    ),
+    # What the plan does is compared, too.
+    (
+        "09",
+        (("merge.head_group * BLOCK_HEADS + blockIdx.x", "merge.head_group + blockIdx.x"),),
+        ("a block attends for 2 of 6 sets of heads (BLOCK_HEADS 2)",),
+        (),
+    ),
+    # A merge that reads what nobody has written: the writes are wrong.
+    (
+        "08",
+        (("if (segment->pieces == 1) {", "if (true) {"),),
+        ("Partial results are read that nobody has written", "work.partials.values[entry"),
+        ("Look at 08_balanced_plan.cu, line 131", "merge_row<MERGE_ROWS>("),
+    ),
+    # A barrier is called what the file calls it; rings that overlap need none.
+    ("08", ((f"TOKEN_WARPS);\n    {SET_WAIT}", "TOKEN_WARPS);"),), ("A wait_for_set() is missing",), ()),
+    ("08", (("shared + warp * RING", "shared + token_warp * RING"),), ("Either the rings overlap",), ()),
+    # Only the array is beside the one that is meant.
+    ("08", (("segment->pieces == 1", "segment->pieces == 0"),), ("the nearest of which is values",), ()),
+    # Lines of the author's own.
+    (
+        "08",
+        (("segment->end - tile, problem.scale);", "segment->end - tile, 1.0f);"),),
+        ("tiles.attend(ring.wait()",),
+        ("BEGIN SOLUTION",),
+    ),
+    ("08", (("{segment, end, block_set}", "{segment, end, 0}"),), ("PageRing<BlockSegments",), ()),
+    # Half of a kernel says which half.
+    (
+        "09",
+        without("09", "  const PlannedMerge merge =", "  // END SOLUTION"),
+        ("whole sequences are right, cut sequences are never written, empty sequences are never written",),
+        (),
+    ),
+    (
+        "08",
+        without("08", "    tiles.store(", "  }\n  // END SOLUTION"),
+        ("There is no answer yet", "whole sequences are never written", "% of the bytes"),
+        (),
+    ),
+    # An answer in part is one.
+    (
+        "08",
+        (("blockIdx.x + 1];", "blockIdx.x + 1] - 1;"),),
+        (),
+        ("There is no answer yet",),
+    ),
+    # What a segment of several warps alone shows.
+    (
+        "08",
+        (("0, TOKEN_WARPS, 1, merged)", "0, TOKEN_WARPS - 1, 1, merged)"),),
+        ("Only there several warps share the tokens of a segment",),
+        (),
+    ),
+)
+
+
+@pytest.mark.parametrize(("number", "edits", "said", "unsaid"), MESSAGES)
+def test_a_message_leads_to_the_mistake(simulator, number, edits, said, unsaid):
+    report = diagnosis_of(simulator, number, edits, TWO)
+    sentence = report.diagnosis.sentence
+
+    assert all(text in sentence for text in said), sentence
+    assert "BEGIN SOLUTION" not in sentence
+    # The finding itself tells where it was; what the lab adds must lead elsewhere.
+    assert not any(text in sentence.rpartition(" Look at ")[2] for text in unsaid), sentence
+    assert "There is no answer yet" in said or not sentence.startswith("There is no answer yet")
+    where = report.diagnosis.line
+    assert where is None or "BEGIN" not in find_stage(number).source().text.splitlines()[where - 1]
+
+
+def test_a_common_factor_needs_rows_that_are_alike():
+    expected = np.arange(1.0, 25.0).reshape(2, 3, 4)
+    half = expected.copy()
+    half[1] *= 0.5
+    mixed = half.copy()
+    mixed[0, 0, 0] += 3.0
+
+    assert common_factor(half, expected) == (0.5, (1,))
+    assert common_factor(expected, expected) == (None, ())
+    assert common_factor(mixed, expected) == (None, ())
+    assert common_factor(np.where(half == half[1, 1, 1], np.nan, half), expected) == (None, ())
