@@ -92,11 +92,13 @@ def _panel(
         mark = "*" if row["rounds"] else ""
         mark += "" if row["right"] else " x"
         number = f"{share:.0f}{mark}"
+        inside = share > 80  # beside such a bar it would meet the line of 100 %
         axes.text(
-            share + 2,
+            share - 2 if inside else share + 2,
             place,
             number,
             va="center",
+            ha="right" if inside else "left",
             fontsize=6.5,
             bbox={"fc": "white", "ec": "none", "pad": 0.5},
         )

@@ -65,12 +65,14 @@ def _panel(axes: Axes, gpu: str, problem: Problem, rows: Metrics, ceiling: float
         share = 100 * problem.bandwidth(nanoseconds * 1e-9) / ceiling
         axes.barh(place, share, 0.75, color=COLOURS[0], edgecolor="white", lw=0.4)
         text = f"{share:.1f} %, {number(nanoseconds / 1e3)} µs"
+        inside = share > 60  # beside a long bar it would meet the line of 100 %
         axes.annotate(
             text,
             (share, place),
-            (3, 0),
+            (-4 if inside else 3, 0),
             textcoords="offset points",
             va="center",
+            ha="right" if inside else "left",
             fontsize=7.5,
             bbox={"fc": "white", "ec": "none", "pad": 0.6},
         )

@@ -103,12 +103,12 @@ def check(
     """Run your own kernel in a stage's place on small and ragged problems, and name what is wrong."""
     from labs_common import runner
     from labs_common.check import check as check_kernel
-    from labs_common.exercise import chosen_kernel, is_own, print_steps
+    from labs_common.exercise import chosen_kernel, has_steps, print_steps
 
     source, chosen = chosen_kernel(kernel, stage)
     report = check_kernel(source, chosen, _open(engine, front_end=front_end))
     runner.print_report(report, console)
-    if is_own(kernel, stage):
+    if has_steps(source, chosen):
         print_steps(report, console)
     if report_file is not None:
         from labs_common.grading.check_report import write_report

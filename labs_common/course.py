@@ -18,6 +18,7 @@ class Step:
         topics: parts of the computation that it is judged by, of ``faults.TOPICS``.
         hints: a question, then the idea, then nearly the code.
         barriers: whether it places barriers, and so answers for a race.
+        faults: names of ``faults.FAULTS`` that are this step's, whatever their topic.
     """
 
     region: int
@@ -25,6 +26,7 @@ class Step:
     topics: tuple[str, ...]
     hints: tuple[str, str, str]
     barriers: bool = False
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ def _course() -> dict[str, Exercise]:
                     tuple(step["topics"]),
                     tuple(step["hints"]),
                     step.get("barriers", False),
+                    tuple(step.get("faults", ())),
                 )
                 for step in exercise["steps"]
             ),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from labs_common.engines import Engine, SimulatorEngine, unwritten
+from labs_common.engines import POISON, Engine, SimulatorEngine, unwritten
 from labs_common.fault_model import RIGHT, SLACK, Case, Modelled, fits, work_of
 from labs_common.faults import FAULTS, Fault, probe_models
-from labs_common.plans import Device
+from labs_common.plans import Device, Plan
 from labs_common.probes import WEIGHTS, Probe, probes_of
 from labs_common.problem import Problem
 from labs_common.simt.errors import Fault as EngineFault
@@ -29,9 +29,16 @@ _LOOK = {
     "splits": r"splits",
     "merge": r"exp2?f?\s*\(",
 }
+_ATTEND = r"\battend\s*\("  # where a header has the arithmetic
+_RING = r"\bPageRing\s*<"  # which is told for which key/value head it copies
 # Where there is no such line of the author's own: where addresses are made.
-_LOOK_ELSE = {"pages": r"cache_offset\s*\(|(key|value)_cache", "heads": r"cache_offset\s*\(|head"}
-_REGION = r"BEGIN SOLUTION"  # in a comment, so not among the lines of code
+_LOOK_ELSE = {
+    "pages": rf"cache_offset\s*\(|(key|value)_cache|{_RING}",
+    "heads": r"cache_offset\s*\(|head",
+    "scores": _ATTEND,
+    "softmax": _ATTEND,
+    "merge": r"partials\.part\s*\[.*=(?!=)",  # the pair that the merge weighs by
+}
 _TABLE = r"physical_page\s*\(|block_tables"
 _LOOK_FAULT = {
     **dict.fromkeys(
@@ -52,8 +59,9 @@ _LOOK_FAULT = {
     "length_of_sequence_0": r"context_lengths",
     "query_of_group_first": r"query_offset\s*\(",
     "query_of_sequence_0": r"query_offset\s*\(",
-    "unscaled": r"\bscore(\[\w+\])?\s*\*?=(?!\s*0)",
-    "scaled_twice": r"problem\.scale|head_dim\b.*score|score.*head_dim",
+    "unscaled": rf"\bscore(\[\w+\])?\s*\*?=(?!\s*0)|{_ATTEND}",
+    "scaled_twice": rf"problem\.scale|head_dim\b.*score|score.*head_dim|{_ATTEND}",
+    **dict.fromkeys(("kv_head_0", "next_kv_head"), rf"\bkv_head\s*=|{_RING}"),
     "max_starts_at_zero": r"(running_max|running)\s*=",
     "max_not_kept": r"running_max\s*=\s*new_max|fmaxf\s*\(",
     "sum_not_rescaled": r"running_sum\s*[+*]?=(?!\s*0)",
@@ -87,7 +95,7 @@ _LOOK_FAULT = {
     **dict.fromkeys(("sum_not_divided", "empty_context"), r"/\s*running_sum|1\.0f\s*/|inverse\s*=|output\["),
     **dict.fromkeys(("splits_overlap", "split_one_page_short"), r"pages_per_split|last_page"),
     "split_rounded_down": r"/\s*splits|pages_per_split",
-    "divided_in_the_split": r"partials\.output",
+    "divided_in_the_split": r"partials\.(output|values)",
     **dict.fromkeys(
         ("merge_adds_unweighted", "merge_adds_sums_unweighted", "merge_adds_values_unweighted"),
         r"\bweight\s*=|running_sum\s*[+*]?=(?!\s*0)",
@@ -102,6 +110,8 @@ _SIZES = {
 _ONLY_THERE = {
     "extreme": "scores are as far from 0 as 160 and -160",
     "long": "a warp has several tiles of a partition or segment, and a block goes on to another segment",
+    "long of segments": "several warps share the tokens of a segment, a warp has several tiles of it, and a "
+    "block goes on to another segment",
     "poisoned": "what does not belong to the problem is NaN, such as slots past the end: it is read",
 }
 _IN_MERGE = {"sum_not_divided", "empty_context"}
@@ -110,7 +120,11 @@ _IN_FIRST_KERNEL = {"divided_in_the_split"}
 _REMEDIES = {
     "racecheck": "Two warps use the same word of shared memory with no barrier between them, and one writes. "
     "A __syncthreads() is missing: after writing what others read, or before writing over it again",
+    "ring": "Two warps use the same place of a ring. Either the rings overlap (a warp's begins at "
+    "warp * RING_SLOTS * TILE_CHUNKS), or a __syncthreads() is missing before something takes their place",
     "initcheck": "Memory is read that nobody has written",
+    "partials": "Partial results are read that nobody has written: they are not written, or into other rows "
+    "than the merge reads",
     "shared": "Shared memory is read where nobody has stored or copied anything: it is another tile's or "
     "another warp's place, or who copies walks over tiles and warps in another way than who reads",
     "wait": "Either nothing waits for that copy before its place is used, or the copy was started too early, "
@@ -120,6 +134,8 @@ _REMEDIES = {
 }
 
 
+_SCRATCH = ("(part)", "(values)")  # the arrays of partial results, as a finding names them
+_WRITES_PARTIAL = re.compile(r"partials\.(part|values)\s*\[.*=(?!=)|\bwrite_partials\s*\(")
 _MISALIGNED = "The address of an access is a multiple of its size: 16 bytes for a float4 or uint4"
 
 
@@ -177,8 +193,17 @@ def run_probes(
     return outputs, tuple(findings)
 
 
+def no_answer(diagnosis: Diagnosis) -> bool:
+    """Whether a diagnosis says that there is nothing yet to be judged."""
+    return diagnosis.sentence.startswith(_NO_ANSWER)
+
+
 def diagnose_kernel(
-    source: Source, stage: Stage, engine: Engine, findings: Sequence[Finding] = ()
+    source: Source,
+    stage: Stage,
+    engine: Engine,
+    findings: Sequence[Finding] = (),
+    answered: bool = False,
 ) -> Diagnosis | None:
     """Run a kernel on the probes and name what is wrong with it.
 
@@ -187,6 +212,7 @@ def diagnose_kernel(
         stage: in whose place it runs.
         engine: where it runs.
         findings: what the checks have found already; they come first.
+        answered: whether some other problem's output has numbers, so that there is an answer.
 
     Returns:
         None where nothing is wrong on any probe.
@@ -194,7 +220,10 @@ def diagnose_kernel(
     outputs, more = run_probes(source, stage, engine)
     found = diagnose(outputs, stage, engine.device, source)
     findings = (*findings, *more)
-    if found and found.sentence.startswith(_NO_ANSWER) and {one.tool for one in findings} == {"initcheck"}:
+    if found and no_answer(found) and answered:
+        begin = "In the small problems of the diagnosis there is no answer, though elsewhere there is one"
+        found = replace(found, sentence=found.sentence.replace(_NO_ANSWER, begin, 1))
+    if found and no_answer(found) and {one.tool for one in findings} == {"initcheck"}:
         return found  # a merge that reads what nobody has written yet says no more than that
     return _after_finding(findings[0], found, source, stage) if findings else found
 
@@ -334,13 +363,12 @@ def _line(fault: Fault, source: Source, stage: Stage) -> int | None:
     look_else = _LOOK_ELSE.get(fault.topic)
     on_table = _LOOK_FAULT.get(fault.name) == _TABLE
     by_topic = (look_else, _LOOK[fault.topic]) if on_table else (_LOOK[fault.topic], look_else)
-    for pattern in (_LOOK_FAULT.get(fault.name), *by_topic, _REGION):
-        among = source.text.splitlines() if pattern == _REGION else lines
+    for pattern in (_LOOK_FAULT.get(fault.name), *by_topic):
         # The kernel first, then the functions before it.
         found = [
             i + 1
             for i in (*range(start, end), *range(start))
-            if pattern and re.search(pattern, among[i]) and among[i].strip() not in given
+            if pattern and re.search(pattern, lines[i]) and lines[i].strip() not in given
         ]
         if found:
             return found[0]
@@ -353,18 +381,28 @@ def _code(text: str) -> list[str]:
     return [line.split("//")[0] for line in text.splitlines()]
 
 
+def diagnose_finding(finding: Finding, source: Source, stage: Stage) -> Diagnosis:
+    """What a finding of the checks means, without a run on the probes."""
+    return _after_finding(finding, None, source, stage)
+
+
 def _after_finding(finding: Finding, found: Diagnosis | None, source: Source, stage: Stage) -> Diagnosis:
     """A finding in words, then the fault that the numbers show, if any."""
-    if finding.kind.startswith("Missing wait"):
-        remedy = _REMEDIES["wait"]
-    elif finding.kind.startswith("Uninitialized __shared__"):
-        remedy = _REMEDIES["shared"]
-    else:
-        remedy = _MISALIGNED if "misaligned" in finding.message else _REMEDIES.get(finding.tool, "")
-    sentence = f"{finding}. {remedy}".rstrip(". ") + "."
+    sentence = f"{finding}. {_remedy(finding, source)}".rstrip(". ") + "."
     line = _own_line(finding, source)
-    if line is not None and line != finding.line:
-        sentence += f" Look at {source.name}, line {line}: {source.text.splitlines()[line - 1].strip()}"
+    places = [line] if line is not None else []
+    if _reads_partials(finding):
+        given, lines = _given(stage), _code(source.text)
+        writes = [
+            i for i, one in enumerate(lines, 1) if _WRITES_PARTIAL.search(one) and one.strip() not in given
+        ]
+        if writes:
+            places = [one for one in places if lines[one - 1].strip() not in given] + writes[:1]
+            line = places[0]
+    texts = source.text.splitlines()
+    told = [f"line {one}: {texts[one - 1].strip()}" for one in places]
+    if told:
+        sentence += f" Look at {source.name}, {', and at '.join(told)}"
     if found is None or found.fault is None:
         return Diagnosis(finding.tool, None, sentence, line=line)
     return Diagnosis(
@@ -377,6 +415,30 @@ def _after_finding(finding: Finding, found: Diagnosis | None, source: Source, st
         found.page,
         line or found.line,
     )
+
+
+def _remedy(finding: Finding, source: Source) -> str:
+    """What a finding means for who wrote the kernel, in the words of the kernel's file."""
+    if finding.kind.startswith("Missing wait"):
+        return _REMEDIES["wait"]
+    if finding.kind.startswith("Uninitialized __shared__"):
+        return _REMEDIES["shared"]
+    if "misaligned" in finding.message:
+        return _MISALIGNED
+    if _reads_partials(finding):
+        return _REMEDIES["partials"]
+    remedy = _REMEDIES.get(finding.tool, "")
+    if finding.tool == "racecheck" and Path(finding.file).name == "page_ring.cuh":
+        remedy = _REMEDIES["ring"]
+    if finding.tool == "memcheck" and (array := re.search(r"\((\w+)\)$", finding.message)):
+        remedy += f", the nearest of which is {array[1]}"
+    waits = re.search(r"void (wait_for_\w+)\(", source.text)  # a barrier that the file has a name for
+    return remedy.replace("__syncthreads()", f"{waits[1]}()") if waits else remedy
+
+
+def _reads_partials(finding: Finding) -> bool:
+    """Whether a merge reads scratch memory that nobody has written: the writes are wrong, not the reads."""
+    return finding.kind.startswith("Uninitialized __global__") and finding.message.endswith(_SCRATCH)
 
 
 def _own_line(finding: Finding, source: Source) -> int | None:
@@ -424,7 +486,10 @@ def _pattern(
             np.asarray(outputs[WEIGHTS.name], np.float64),
             models[WEIGHTS.name]["right"],
         )
+        if told and probe.name != WEIGHTS.name:
+            told[0] = f"in “{probes[WEIGHTS.name].problem.name}” {told[0]}"
         seen += told
+    seen += by_cuts(probe.problem, probe.plan(stage, device), np.asarray(outputs[probe.name]), right)
     fine = [
         p for p in probes.values() if p.name in outputs and fits(outputs[p.name], models[p.name]["right"])
     ]
@@ -434,6 +499,46 @@ def _pattern(
     if fine and len(fine) == len(outputs) - 1:
         sentence += _set_apart(probe, fine, stage, device)
     return Diagnosis(None, None, sentence, probe.problem.name, batch, head, page)
+
+
+def kinds_of_sequences(problem: Problem, plan: Plan) -> list[str]:
+    """Of each sequence whether the plan leaves it whole, cuts it, or has nothing for it as it is empty."""
+    segments = plan.tables["segments"] if "segments" in plan.tables else np.zeros((0, 8), int)
+    kinds = []
+    for row, length in enumerate(problem.context_lengths):
+        pieces = segments[segments[:, 0] == row, 5].max(initial=0)
+        kinds.append("empty" if not length else "cut" if pieces > 1 else "whole")
+    return kinds
+
+
+def by_cuts(problem: Problem, plan: Plan, output: np.ndarray, right: Modelled) -> list[str]:
+    """How whole, cut and empty sequences fare, where a plan has segments and they fare differently.
+
+    Of a kernel that is half written it says which half: who writes whole sequences is another than who
+    writes those that were cut.
+    """
+    if "segments" not in plan.tables or output.dtype.itemsize not in POISON:
+        return []
+    never = unwritten(output).all(axis=(1, 2))
+    numbers = np.asarray(output, np.float64)
+    wrong, finite = _wrong(numbers, right).any(axis=(1, 2)), np.isfinite(numbers).all(axis=(1, 2))
+    kinds, fares = np.array(kinds_of_sequences(problem, plan)), {}
+    for kind in ("whole", "cut", "empty"):
+        rows = kinds == kind
+        if not rows.any():
+            continue
+        fares[kind] = (
+            "never written"
+            if never[rows].all()
+            else "right"
+            if not wrong[rows].any()
+            else "not finite"
+            if not finite[rows].any()
+            else "wrong"
+        )
+    if not set(fares.values()) - {"right", "wrong"} and len(set(fares.values())) < 2:
+        return []
+    return [", ".join(f"{kind} sequences are {how}" for kind, how in fares.items())]
 
 
 def _no_answer(outputs: Mapping[str, np.ndarray], probe: Probe, stage: Stage, device: Device | None) -> str:
@@ -454,6 +559,9 @@ def _no_answer(outputs: Mapping[str, np.ndarray], probe: Probe, stage: Stage, de
 
 def _set_apart(probe: Probe, fine: Sequence[Probe], stage: Stage, device: Device | None) -> str:
     """What the one problem that is wrong has, and none that is right."""
+    plan = probe.plan(stage, device)
+    if probe.name == "long" and "segments" in plan.tables:
+        return f" Only there {_ONLY_THERE['long of segments']}."
     if probe.name in _ONLY_THERE:
         return f" Only there {_ONLY_THERE[probe.name]}."
     said = []
@@ -463,7 +571,7 @@ def _set_apart(probe: Probe, fine: Sequence[Probe], stage: Stage, device: Device
             said.append(f"{words} is {size} (else {_ranges(sorted(others))})")
     if not said:
         return ""
-    chunks = int(probe.plan(stage, device).defines.get("CHUNKS_PER_LANE", 1))
+    chunks = int(plan.defines.get("CHUNKS_PER_LANE", 1))
     lanes = f", so that a lane has {chunks} chunks, c = 0 to {chunks - 1}" if chunks > 1 else ""
     return f" Only there {', '.join(said)}{lanes}."
 

@@ -212,11 +212,15 @@ def ownership(stage: Stage, problem: Problem, device: Device | None = None) -> C
                 0.86,
                 fill(0) if (x, y) == (0, 0) else {"facecolor": "#dbe9f4", "edgecolor": "white"},
             )
-    size = " x ".join(str(n) for n in launch.grid if n > 1) or "1"
-    more = "" if (shown_x, shown_y) == (across, down) else f", {shown_x} x {shown_y} of them drawn"
+    drawn = f"{shown_x} x {shown_y}" if down > 1 else f"{shown_x}"
+    more = "" if (shown_x, shown_y) == (across, down) else f", {drawn} of them drawn"
     layers = f"; {deep} such layers along z" if deep > 1 else ""
     blocks = across * down * deep
-    grid.set_title(wrapped(f"grid {size} = {blocks:,} blocks, {header['grid'].split(';')[0]}{more}{layers}"))
+    counted = f"{blocks:,} block" if blocks == 1 else f"{blocks:,} blocks"
+    (names, *merge_grid), (threads, *merge_block) = (header[of].split("; ") for of in ("grid", "block"))
+    sides = [str(n) for n in launch.grid[: names.count(",") + 1]]  # along a single one nothing is multiplied
+    sized = f"{' x '.join(sides)} = {counted}" if len(sides) > 1 else counted
+    grid.set_title(wrapped(f"grid {names}: {sized}{more}{layers}"))
     bare(grid, (-0.1, max(shown_x, 12)), (shown_y, -0.1))
 
     for lane in range(WARP_SIZE):
@@ -226,9 +230,7 @@ def ownership(stage: Stage, problem: Problem, device: Device | None = None) -> C
     for warp in range(warps):
         block.text(-0.3, warp + 0.43, f"warp {warp}", ha="right", va="center", fontsize=7.5)
     shared = f", {launch.shared_bytes:,} bytes of shared memory" if launch.shared_bytes else ""
-    block.set_title(
-        wrapped(f"the blue block, {launch.block[0]} threads{shared}: {header['block'].split(';')[0]}")
-    )
+    block.set_title(wrapped(f"the blue block, {launch.block[0]} threads{shared}: {threads}"))
     bare(block, (-2.6, WARP_SIZE), (max(warps, 2), -0.1))
 
     own = owned_dimensions(plan, problem, 0)
@@ -238,10 +240,15 @@ def ownership(stage: Stage, problem: Problem, device: Device | None = None) -> C
     share = "1 dimension" if len(own) == 1 else f"{len(own)} dimensions"
     thread.set_title(wrapped(f"the orange thread: {share} of {problem.head_dim}; {header['thread']}"))
     bare(thread, (0, problem.head_dim), (1.1, -0.1))
+    merge = ""
+    if merge_grid:
+        of_grid, of_block = (
+            part[0].removeprefix("the merge ") for part in (merge_grid, merge_block or [threads])
+        )
+        merge = f" The merge has a grid {of_grid}, and blocks of {of_block}."
     chart.description = (
-        f"{stage.id} on {problem}: a grid of {size} blocks, {header['grid']}; a block of "
-        f"{launch.block[0]} threads in {warps} warps, {header['block']}; thread 0 owns dimensions "
-        f"{_span(own)}, {header['thread']}."
+        f"{stage.id} on {problem}: a grid {names} of {sized}; a block of {launch.block[0]} threads: "
+        f"{threads}; thread 0 owns dimensions {_span(own)}, {header['thread']}.{merge}"
     )
     return chart
 

@@ -186,7 +186,7 @@ def runs(problem: Problem, plan: Plan) -> Chart:
     """
     segments, first = plan.tables["segments"], plan.tables["block_segments"]
     block_of = np.repeat(np.arange(len(first) - 1), np.diff(first))
-    chart = new_chart(1.2 + 0.3 * problem.batch, f"{len(first) - 1} blocks, each with an equal run of tiles")
+    chart = new_chart(1.2 + 0.38 * problem.batch, f"{len(first) - 1} blocks, each with an equal run of tiles")
     axes = chart.subplots()
     longest = max(1, *problem.context_lengths)
     pieces = 0
@@ -196,19 +196,19 @@ def runs(problem: Problem, plan: Plan) -> Chart:
             continue
         pieces += 1
         left, width = 60 * start / longest, 60 * (end - start) / longest
-        box(axes, left, sequence, width, 0.8, fill(int(block) % len(COLOURS)))
-        if width > 2.2:
-            axes.text(
-                left + width / 2,
-                sequence + 0.4,
-                str(block),
-                ha="center",
-                va="center",
-                fontsize=7,
-                bbox=plate(),
-            )
+        box(axes, left, sequence, width, 0.62, fill(int(block) % len(COLOURS)))
+        wide = width > 2.2  # a number has no room in less, and stands below
+        axes.text(
+            left + width / 2,
+            sequence + (0.31 if wide else 0.66),
+            str(block),
+            ha="center",
+            va="center" if wide else "top",
+            fontsize=7 if wide else 6.5,
+            bbox=plate() if wide else None,
+        )
     for row, length in enumerate(problem.context_lengths):
-        axes.text(-0.6, row + 0.4, tokens(length), ha="right", va="center", fontsize=8)
+        axes.text(-0.6, row + 0.31, tokens(length), ha="right", va="center", fontsize=8)
     axes.set_title("the number is the block's; colours repeat")
     bare(axes, (-8, 61), (problem.batch, -0.2))
     loads = tokens_of_blocks(problem, plan)

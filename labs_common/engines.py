@@ -75,6 +75,7 @@ class Outcome:
         engine: name of the engine that ran it.
         seconds: host time of the launches; a simulator's speed, never a kernel's.
         mix: per kernel, lane-instructions by class, most first; empty on a GPU.
+        counters_left: names of the plan's counters that are not zero again, as they must be.
     """
 
     output: np.ndarray
@@ -83,6 +84,7 @@ class Outcome:
     engine: str
     seconds: float
     mix: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    counters_left: tuple[str, ...] = ()
 
 
 @dataclass
@@ -95,6 +97,7 @@ class Call:
         arguments: of every launch.
         output: array of the engine, poisoned with NaN.
         keep: arrays that the arguments point into; they must outlive the call.
+        counters: those of the plan, by name.
     """
 
     launches: tuple[Launch, ...]
@@ -102,6 +105,7 @@ class Call:
     arguments: tuple[Any, ...]
     output: Any
     keep: list[Any] = field(default_factory=list)
+    counters: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> None:
         """Launch every kernel, in order, without waiting."""
@@ -200,14 +204,19 @@ class Engine:
                 kernel.max_dynamic_shared_size_bytes = launch.shared_bytes
         output = self.poisoned(tuple(arrays["query"].shape), storage_dtype(problem.query_dtype), "output")
         scratch = {name: self.poisoned(shape, np.float32, name) for name, shape in plan.scratch.items()}
-        scratch |= {name: self.xp.zeros(shape, dtype=np.int32) for name, shape in plan.counters.items()}
+        counters = {name: self.xp.zeros(shape, dtype=np.int32) for name, shape in plan.counters.items()}
+        scratch |= counters
         scratch |= {name: self.xp.asarray(table) for name, table in plan.tables.items()}
         columns = arrays["block_tables"].shape[1]
         arguments = [_problem_struct(problem, columns, scale), pointer_struct(arrays), output]
         if scratch:
             arguments.append(pointer_struct(scratch))
         arguments += [np.float32(n) if isinstance(n, float) else np.int32(n) for n in plan.numbers.values()]
-        return Call(plan.launches, kernels, tuple(arguments), output, [arrays, scratch])
+        return Call(plan.launches, kernels, tuple(arguments), output, [arrays, scratch], counters)
+
+    def counters_left(self, call: Call) -> tuple[str, ...]:
+        """Names of the counters that a call has not left at zero, from which the next one would go on."""
+        return tuple(name for name, array in call.counters.items() if self.xp.asnumpy(array).any())
 
     def read(self, call: Call, problem: Problem) -> np.ndarray:
         """A call's output in NumPy, of the problem's query_dtype."""
@@ -390,7 +399,8 @@ class GpuEngine(Engine):
         table = metrics_table.build(
             rows, source="measured", tool="events", gpu=self.device.name, stage=stage.id, problem=problem.name
         )
-        return Outcome(self.read(call, problem), table, (), self.name, seconds)
+        left = self.counters_left(call)
+        return Outcome(self.read(call, problem), table, (), self.name, seconds, counters_left=left)
 
 
 class TooLong(ValueError):
@@ -504,7 +514,8 @@ class SimulatorEngine(Engine):
                     )
                 )
         table = metrics_table.concat(tables) if tables else metrics_table.empty()
-        return Outcome(self.read(call, problem), table, tuple(findings), self.name, seconds, mix)
+        output, left = self.read(call, problem), self.counters_left(call)
+        return Outcome(output, table, tuple(findings), self.name, seconds, mix, left)
 
     def _refuse_long(self, call: Call, problem: Problem) -> None:
         """Raise TooLong where a sample of the blocks says so; small problems are not sampled."""

@@ -15,6 +15,7 @@ from rich.markup import escape
 from labs_common.check import Report, check_problems
 from labs_common.check import check as check_source
 from labs_common.course import Exercise, Step, exercise_of
+from labs_common.diagnose import Diagnosis, diagnose_finding
 from labs_common.engines import Engine, open_engine
 from labs_common.faults import TOPICS
 from labs_common.plans import Plan
@@ -25,7 +26,8 @@ from labs_common.stages import Stage, find_stage
 OWN_KERNELS = KERNELS / "mine"
 _WIDTH = 100
 _OWN_PLAN = (
-    "A plan of your own is a function of (entry, problem, device) as in labs_common/plans.py; check(…, "
+    "A plan of your own is a function of (entry, problem, device) as in labs_common/plans.py; it may change "
+    "what the stage's own gives, dataclasses.replace(stage.planner(entry, problem, device), …). check(…, "
     "planner=…, problems=[…]) of labs_common.exercise takes it, in a notebook or in Python; so do "
     "count_mine(…, planner=…) and occupancy_mine of labs_common.lessons, which tells registers, shared "
     "memory and blocks on an SM."
@@ -136,6 +138,14 @@ def is_own(kernel: str, stage: str | None = None) -> bool:
     return stage is None and not Path(kernel).suffix
 
 
+def has_steps(source: Source, stage: Stage) -> bool:
+    """Whether a kernel was written into what ``start`` gives, so that its steps can be told of."""
+    try:
+        return len(regions(source)) == len(regions(stage.source())) > 0
+    except CutError:
+        return False
+
+
 def chosen_kernel(kernel: str, stage: str | None = None, folder: Path = OWN_KERNELS) -> tuple[Source, Stage]:
     """The kernel that a command means, and the stage in whose place it runs.
 
@@ -210,9 +220,10 @@ class StepState:
 def progress(report: Report) -> list[StepState]:
     """Which steps of a stage a kernel has right.
 
-    A right kernel has all of them. A known fault is one topic's: the steps of other topics are right, since
-    the output is exactly that of the one fault. With a right output and a race it is the steps that place
-    barriers. Otherwise nothing can be told step by step.
+    A right kernel has all of them. A known fault is of one step, or of one topic: the steps of other topics
+    are right, since the output is exactly that of the one fault. Where several steps have a part in its
+    topic, it is told of each that it may be in the others. With a right output and a race it is the steps
+    that place barriers. Otherwise nothing can be told step by step.
 
     Args:
         report: of ``check``.
@@ -221,9 +232,9 @@ def progress(report: Report) -> list[StepState]:
         ValueError: the stage has no exercise.
     """
     steps = exercise_of(report.stage).steps
-    topic = report.diagnosis.topic if report.diagnosis else None
-    judged = {t for step in steps for t in step.topics}
-    races = _only_races(report) and any(step.barriers for step in steps)
+    blamed = _blamed(report.diagnosis, steps)
+    races = _only_races(report)
+    placing = [number for number, step in enumerate(steps, 1) if step.barriers]
     fine = sum(result.ok for result in report.results)
     states = []
     for number, step in enumerate(steps, 1):
@@ -233,18 +244,29 @@ def progress(report: Report) -> list[StepState]:
             done, why = False, "a barrier is missing, or stands in the wrong place"
         elif races:
             done, why = True, "right, as far as the numbers show"
-        elif topic not in judged:
+            why += "" if placing else "; the race is between lines that were given"
+        elif not blamed:
             done, why = (
                 None,
                 "cannot be told yet"
                 + (f"; {fine} of {len(report.results)} problems are right" if fine else ""),
             )
-        elif topic in step.topics:
-            done, why = False, f"something is wrong with {TOPICS[topic]}"
+        elif number in blamed:
+            done, why = False, f"something is wrong with {TOPICS[report.diagnosis.topic]}"
+            if others := " or ".join(str(other) for other in blamed if other != number):
+                done, why = None, f"{why}, here or in step {others}"
         else:
             done, why = True, "right, as far as the numbers show"
         states.append(StepState(number, step.task, done, why))
     return states
+
+
+def _blamed(diagnosis: Diagnosis | None, steps: Sequence[Step]) -> list[int]:
+    """Numbers of the steps that a diagnosis may be of; none where it names no step's fault or topic."""
+    if diagnosis is None or diagnosis.topic is None:
+        return []
+    named = [number for number, step in enumerate(steps, 1) if diagnosis.fault in step.faults]
+    return named or [number for number, step in enumerate(steps, 1) if diagnosis.topic in step.topics]
 
 
 def _only_races(report: Report) -> bool:
@@ -271,7 +293,8 @@ def check(
         engine: where it runs; by default the GPU where there is one, else the simulator.
         folder: where your kernels are.
         planner: launches your kernel in place of the stage's own, for a stretch exercise that changes the
-            launch; called as the functions of ``plans`` are.
+            launch; called with (entry, problem, device) and, of the options with which ``check`` makes a plan
+            harder (blocks, block_heads, whole), with those that it takes.
         problems: in place of the usual ones; those that the planner refuses are left out.
 
     Raises:
@@ -287,13 +310,42 @@ def check(
         chosen = replace(chosen, planner=planner)
     engine = engine or open_engine("auto")
     asked = () if problems is None else (problems,)
-    report = check_source(own_source(chosen, folder), chosen, engine, *asked)
+    source = own_source(chosen, folder)
+    report = check_source(source, chosen, engine, *asked, diagnose=planner is None)
     if not report.results and report.error is None:
         reasons = {chosen.supports(problem, engine.device) for problem in problems or check_problems(chosen)}
         raise ValueError(f"nothing was run: {'; '.join(sorted(map(str, reasons)))}")
+    if planner is not None and (findings := [one for result in report.results for one in result.findings]):
+        report = replace(report, diagnosis=diagnose_finding(findings[0], source, chosen))
     print_report(report, console)
-    print_steps(report, console)
+    if planner is None or report.ok:
+        print_steps(report, console)
+    elif report.error is None:
+        _print_whose(source, find_stage(stage), planner, engine, console)
     return report
+
+
+def _print_whose(
+    source: Source, stage: Stage, planner: Callable[..., Plan], engine: Engine, console: Console
+) -> None:
+    """Whether it is a plan of somebody's own that is wrong, as far as the lab's own plan shows."""
+    with_labs = check_source(source, stage, engine, diagnose=False)
+    right = sum(result.ok for result in with_labs.results)
+    if with_labs.ok:
+        told = (
+            "your kernel is right, and so are its steps: what is wrong is the plan, or what this kernel "
+            "expects of it (grid, tables, scratch, counters)"
+        )
+    else:
+        told = (
+            f"{right} of {len(with_labs.results)} problems are right, so that it cannot be told whether plan "
+            "or kernel is wrong; steps are judged by check without planner"
+        )
+    name = getattr(planner, "__name__", "the planner")
+    console.print(
+        escape(f"this was with {name}'s plan; with the lab's own, on its usual problems, {told}"),
+        soft_wrap=True,
+    )
 
 
 def _refuse_signature(planner: Callable[..., Plan]) -> None:

@@ -328,7 +328,9 @@ def _time_change(ratio: float, previous: str) -> Change:
         )
     if ratio <= 1 / REAL:
         return Change("slower", previous, f"It takes {number(1 / ratio)} times as long as {previous}.")
-    text = f"Its time is that of {previous} within a factor of {number(REAL)}, which is no real change."
+    text = (
+        f"Its time is that of {previous} within a factor of {number(REAL)}, too near for one profile to tell."
+    )
     return Change("same_time", previous, text)
 
 

@@ -19,7 +19,7 @@ from labs_common.check import Report, check
 from labs_common.compare import Verdict, compare
 from labs_common.compiler import CompileError
 from labs_common.engines import Engine, SimulatorEngine
-from labs_common.exercise import OWN_KERNELS, progress
+from labs_common.exercise import OWN_KERNELS, progress, stretch
 from labs_common.explain import explain
 from labs_common.gpus import display_name
 from labs_common.inputs import make_inputs
@@ -201,7 +201,12 @@ def check_mine(stage: Stage, engine: Engine, folder: Path = OWN_KERNELS) -> Repo
     tell(report)
     for state in progress(report):
         mark = {True: "done", False: "not yet", None: "open"}[state.done]
-        print(f"step {state.number} {mark}: {textwrap.shorten(state.task, 70, placeholder=' …')}")
+        print(
+            f"step {state.number} {mark}: {textwrap.shorten(state.task, 70, placeholder=' …')} ({state.why})"
+        )
+    if report.ok and path.exists():
+        for open_end in stretch(stage.id):
+            print(textwrap.fill(f"stretch: {open_end}", LINE, subsequent_indent="    "))
     return report
 
 
@@ -252,8 +257,13 @@ def occupancy_mine(
 def _labs_and_mine(
     stage: Stage, problem: Problem, folder: Path, planner: Callable[..., Plan] | None
 ) -> dict[str, Metrics]:
-    runs = {"the lab's": count([stage.id], problem)}
-    path = folder / stage.path.name
+    runs, path = {}, folder / stage.path.name
+    if is_open(stage.source()) and counted([stage.id], problem) is None:
+        print(f"this edition has no counts of the lab's kernel for {problem}")
+    else:
+        runs["the lab's"] = count([stage.id], problem)
+    if planner is not None:
+        print(f"yours is launched as {planner.__name__} plans it, the lab's as {stage.planner.__name__} does")
     if path.exists() and not is_open(own := Source.read(path)):
         launched = stage if planner is None else replace(stage, planner=planner)
         try:

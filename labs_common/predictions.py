@@ -70,7 +70,12 @@ class Question:
 
 
 QUESTIONS: tuple[Question, ...] = (
-    Question("megabytes_read", "MB that problem {counted} must read from DRAM", "amount", factor=1.25),
+    Question(
+        "megabytes_read",
+        "MB that its kernels read on problem {counted}, each sector once",
+        "amount",
+        factor=1.25,
+    ),
     Question(
         "load_requests",
         "global load requests of the stage before, divided by this one's, on {counted}",
@@ -352,19 +357,24 @@ def _bytes(counts: Metrics, stage: Stage) -> Truth:
         amount / 1e6,
         "MB, distinct sectors counted",
         f"Every valid key and value once, with queries and tables {least:.2f} MB: two caches, kv_heads (not "
-        f"query_heads) times head_dim times {problem.itemsize} bytes for each token.",
+        f"query_heads) times head_dim times {problem.itemsize} bytes for each token. What is more is partial "
+        "results, which a merge reads.",
     )
 
 
 def _requests(counts: Metrics, stage: Stage, before: str) -> Truth:
     now = metrics_table.value(counts, names.GLOBAL_LOAD_REQUESTS, stage=stage.id)
     then = metrics_table.value(counts, names.GLOBAL_LOAD_REQUESTS, stage=before) if before else math.nan
-    return _amount(
-        then / now if now else math.nan,
-        f"({then:,.0f} before, {now:,.0f} now, counted)",
+    why = (
         "A request is one load instruction of one warp, whatever its width: count the load instructions for "
-        "one token, and how many warps execute them.",
+        "one token, and how many warps execute them."
     )
+    if stage.id >= "08":
+        why += (
+            " From 08 on the plan decides as much: 59 blocks of a single tile each and a merge of all their "
+            "pieces, or whole sequences without one."
+        )
+    return _amount(then / now if now else math.nan, f"({then:,.0f} before, {now:,.0f} now, counted)", why)
 
 
 def _faster(events: Metrics, stage: Stage, before: str, where: str) -> Truth:

@@ -76,7 +76,7 @@ class Probe:
         if "merges" in stage.plan(self.problem, device).tables:
             # So that there is something to merge, and all heads of a sequence are cut at the same tokens.
             options |= {"whole": False, "block_heads": most_block_heads(self.problem)}
-        return stage.plan(self.problem, device, **options)
+        return stage.plan(self.problem, device, **stage.taken_options(**options))
 
 
 def _as_they_are(problem: Problem, inputs: Inputs) -> Inputs:

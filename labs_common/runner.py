@@ -317,7 +317,7 @@ def print_report(report: Report, console: Console) -> None:
             mark, words = "[green]right[/]", verdict.diagnosis
             if result.findings:  # an error would not be ok
                 mark, words = "[yellow]right, with a warning[/]", f"{words}:"
-        elif verdict is not None and verdict.ok:
+        elif verdict is not None and verdict.ok and result.error is None:
             mark = "[red]unsafe[/]"
             found = len(result.findings)
             faults = "a fault" if found == 1 else f"{found} faults"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,14 @@ class Stage:
         if problem.layout not in self.layouts:
             raise ValueError(f"layout={problem.layout}: stage {self.id} takes {' or '.join(self.layouts)}")
         return self.planner(self.entry, problem, device or Device(), **options)
+
+    def taken_options(self, **options: int) -> dict[str, int]:
+        """Those of some options that its planner takes: somebody's own may take none."""
+        parameters = inspect.signature(self.planner).parameters.values()
+        if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters):
+            return options
+        known = {parameter.name for parameter in parameters if parameter.kind != parameter.POSITIONAL_ONLY}
+        return {name: value for name, value in options.items() if name in known}
 
     def supports(self, problem: Problem, device: Device | None = None) -> str | None:
         """None where the stage takes the problem, else the reason why not."""

@@ -83,7 +83,7 @@ def test_ownership_draws_every_stage(stage):
 
     inside(chart)
     assert f"{launch.block[0]} threads" in chart.alt_text()
-    assert f"= {launch.grid[0] * launch.grid[1] * launch.grid[2]:,} blocks" in texts(chart).replace("\n", " ")
+    assert f" {launch.grid[0] * launch.grid[1] * launch.grid[2]:,} blocks" in texts(chart).replace("\n", " ")
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,17 @@ def test_header_fields_are_the_kernel_files_own():
 
     assert fields["grid"] == "(kv_heads, batch)"
     assert set(fields) >= {"idea", "grid", "block", "thread", "since", "needs", "look"}
+
+
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
+def test_what_the_chart_of_ownership_says_is_said_once(stage):
+    """Names of the grid's sides stand before their sizes, and what the merge has stands apart."""
+    chart = diagrams.ownership(stage, stage.typed(RAGGED))
+    grid, block = (axes.get_title(loc="left") or axes.get_title() for axes in chart.axes[:2])
+    names = diagrams.header_fields(stage)["grid"].split(";")[0]
+
+    assert grid.replace("\n", " ").startswith(f"grid {names}: ") and grid.count("blocks") <= 2
+    assert "merge" not in grid + block
+    first = chart.description.split(" The merge has ")[0]
+    assert f"a grid {names} of " in first and "merge" not in first.split(": a grid")[1]
+    assert "warps, 8 warps" not in first

@@ -6,10 +6,11 @@ import re
 import pytest
 
 from labs_common import exercise, lessons
-from labs_common.check import CHECK_PROBLEMS, NEGATIVE, check_problems, set_apart
+from labs_common.check import CHECK_PROBLEMS, NEGATIVE, Report, check_problems, set_apart
 from labs_common.check import check as check_source
 from labs_common.course import exercise_of
 from labs_common.diagnose import Diagnosis
+from labs_common.equal_runs import whole_sequences
 from labs_common.exercise import (
     CutError,
     check,
@@ -21,7 +22,7 @@ from labs_common.exercise import (
     regions,
     start,
 )
-from labs_common.faults import TOPICS
+from labs_common.faults import FAULTS, TOPICS
 from labs_common.plans import Launch, Plan
 from labs_common.problem import Problem
 from labs_common.source import Source
@@ -277,6 +278,55 @@ def test_a_plan_that_cannot_be_called_is_refused(tmp_path, simulator):
         check(2, simulator, tmp_path, planner=lambda problem, device: None)
 
 
+def whole_sequences_plan(entry, problem, device):
+    """The first stretch exercise of 08 as it is told."""
+    usual = find_stage(8).planner(entry, problem, device)
+    runs = whole_sequences(problem.context_lengths, len(usual.tables["pieces"]) // problem.batch)
+    tables = {
+        "segments": runs.segments,
+        "block_segments": runs.block_segments,
+        "pieces": runs.pieces,
+    }
+    first = dataclasses.replace(usual.launches[0], grid=(len(runs.block_segments) - 1, 1, 1))
+    return dataclasses.replace(usual, launches=(first, usual.launches[1]), tables=tables)
+
+
+def every_second_segment(entry, problem, device):
+    """A plan that leaves tokens out."""
+    usual = find_stage(8).planner(entry, problem, device)
+    segments = usual.tables["segments"].copy()
+    segments[1::2, 2] = segments[1::2, 1]
+    return dataclasses.replace(usual, tables={**usual.tables, "segments": segments})
+
+
+def test_a_plan_of_whole_sequences_for_08(tmp_path, simulator, capsys):
+    (tmp_path / "08_balanced_plan.cu").write_text(find_stage(8).source().text)
+
+    report = check(8, simulator, tmp_path, planner=whole_sequences_plan)
+
+    assert report.ok and len(report.results) == len(check_problems(find_stage(8)))
+
+
+def test_a_wrong_plan_is_not_the_kernels_fault(tmp_path, simulator, capsys):
+    stage = find_stage(8)
+    path = tmp_path / "08_balanced_plan.cu"
+    path.write_text(stage.source().text)
+    problems = check_problems(stage)[:1]
+
+    report = check(8, simulator, tmp_path, planner=every_second_segment, problems=problems)
+    told = " ".join(capsys.readouterr().out.split())
+
+    assert not report.ok and (report.diagnosis is None or report.diagnosis.topic is None)
+    assert (
+        "every_second_segment's plan; with the lab's own, on its usual problems, your kernel is right" in told
+    )
+    assert "what is wrong is the plan" in told and "step 1" not in told
+
+    path.write_text(stage.source().text.replace("segment->end - tile", "TILE_TOKENS"))
+    check(8, simulator, tmp_path, planner=every_second_segment, problems=problems)
+    assert "it cannot be told whether plan or kernel is wrong" in " ".join(capsys.readouterr().out.split())
+
+
 def test_what_only_the_wrong_problems_have_is_told(simulator):
     """Values of an 8-bit cache with even and odd dimensions mixed up: all 16-bit problems are right."""
     stage = find_stage("07")
@@ -305,6 +355,54 @@ def test_a_known_fault_leaves_the_other_steps_done(simulator):
     assert states(simulator, error="x", diagnosis=named("merge")) == [True, True, False]
     assert states(simulator, error="x", diagnosis=named(None)) == [None, None, None]
     assert states(simulator, error="does not compile") == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("stage", "fault", "topic", "done", "why"),
+    [
+        (8, "kv_head_0", "heads", [None, None, True], "belong together, here or in step 2"),
+        (8, "tail_not_masked", "pages", [True, False, True], None),
+        (8, "first_page_only", "pages", [False, True, True], None),
+        (9, "divided_in_the_split", "merge", [False, True, True], None),
+        (
+            9,
+            "combine_adds_sums",
+            "merge",
+            [None, True, None],
+            "putting the splits together, here or in step 3",
+        ),
+        (5, "combine_adds_sums", "merge", [None, True, True, None], "here or in step 4"),
+    ],
+)
+def test_a_topic_of_several_steps_is_left_open(stage, fault, topic, done, why):
+    report = Report(
+        find_stage(stage).id, "x.cu", "none", error="x", diagnosis=Diagnosis(fault, topic, "some")
+    )
+
+    states = progress(report)
+
+    assert [state.done for state in states] == done
+    assert why is None or states[0].why.endswith(why)
+
+
+def test_every_fault_of_a_step_is_known():
+    named = {name for stage in ALL_STAGES for step in exercise_of(stage.id).steps for name in step.faults}
+
+    assert named <= {fault.name for fault in FAULTS}
+
+
+def test_a_race_between_given_lines_leaves_the_steps_right(simulator):
+    """Stage 09 gives its barriers; without the last one every output is still right."""
+    stage = find_stage(9)
+    without = lessons.change(stage.source(), "wait_for_set();", which=-1)
+    (problem,) = [one for one in check_problems(stage) if one.name == "fp8 cache"]
+
+    report = check_source(without, stage, simulator, [problem], diagnose=False)
+
+    assert not report.ok and report.results[0].verdict.ok
+    assert {(state.done, state.why.split("; ")[1]) for state in progress(report)} == {
+        (True, "the race is between lines that were given")
+    }
 
 
 @pytest.mark.parametrize(

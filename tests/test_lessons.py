@@ -147,6 +147,8 @@ def test_checking_a_kernel_that_is_not_there_or_empty_says_how_to_begin(edition,
 
     (folder / "02_vectorized.cu").write_text(lab.text, encoding="utf-8")
     assert lessons.check_mine(stage, simulator, folder).ok
+    told = capsys.readouterr().out
+    assert "step 1 done:" in told and "(right)" in told and "stretch: A scalar tail path" in told
 
 
 def test_a_wrong_kernel_of_the_lab_is_an_error_and_yours_is_not(edition, monkeypatch, capsys):
@@ -182,6 +184,15 @@ def test_your_counts_stand_beside_the_labs(edition, monkeypatch, capsys):
     (folder / "02_vectorized.cu").write_text("this is no CUDA", encoding="utf-8")
     assert list(lessons.count_mine(stage, tiny, folder)) == ["the lab's"]
     assert "does not run through" in capsys.readouterr().out
+
+
+def test_a_problem_without_counts_in_an_edition_is_said_to_have_none(edition, capsys):
+    folder, lab = edition
+    stage, odd = find_stage("02"), PRESETS["tiny"].replace(context_lengths=(3,), name="odd")
+    (folder / "02_vectorized.cu").write_text(lab.text, encoding="utf-8")
+
+    assert list(lessons.count_mine(stage, odd, folder)) == ["yours"]
+    assert "no counts of the lab's kernel for odd: batch 1" in capsys.readouterr().out
 
 
 def test_your_own_plan_is_what_is_counted(edition, monkeypatch):

@@ -188,8 +188,11 @@ def _group(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
 
 
 def _large_group(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
-    """In 16 bits, and so for the stages that hold a group's heads in registers, eight at a time."""
-    size = int(random.integers(9, 17))
+    """In 16 bits, and so for the stages that hold a group's heads in registers, eight at a time.
+
+    An odd group has no equal halves: the last set of heads is shorter.
+    """
+    size = int(random.choice([9, 11, 13, 15]))
     return _simple(kind, random, Problem(size, 1, 64, 16, _lengths(random, 18, 50, 2), dtype="float16"))
 
 
@@ -285,18 +288,23 @@ def _single(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
 
 
 def _bfloat16(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
-    return _simple(kind, random, Problem(4, 2, 64, 16, _lengths(random, 18, 90, 2), dtype="bfloat16"))
+    """Of eight key/value heads, so that a warp of stages 08 and 09 has no other warp in its set."""
+    return _simple(kind, random, Problem(16, 8, 64, 16, _lengths(random, 18, 90, 2), dtype="bfloat16"))
 
 
 def _fp8(kind: str, random: np.random.Generator, typed: Typed) -> list[Case]:
+    """Of six key/value heads, so that blocks of stages 08 and 09 have several groups of two sets of heads.
+
+    Contexts of different length, so that equal runs cut some of them.
+    """
     page_size = int(random.choice([8, 16, 32]))
     key_scale, value_scale = (float(n) for n in random.uniform(0.3, 3.0, 2))
     problem = Problem(
-        8,
-        2,
+        12,
+        6,
         128,
         page_size,
-        _lengths(random, page_size + 1, 90, 2),
+        (*_lengths(random, page_size + 1, 50, 1), *_lengths(random, 100, 140, 1)),
         dtype=FP8,
         key_scale=key_scale,
         value_scale=value_scale,
