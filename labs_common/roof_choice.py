@@ -2,9 +2,9 @@
 
 A way's cost is an estimate, in microseconds, of what its fullest multiprocessor takes: the time to read its
 part of the keys and values, to issue its instructions, or for its warps to wait for one tile after the other,
-whichever is longest, then what segments and cuts add. The constants were fitted to timings on an H200
-(``data/roof``; ``roof_regret`` says how far the choice is from the best, also on shapes that the fit has not
-seen). A GPU with slower memory has about the same waiting times and more microseconds of reading.
+whichever is longest, then what segments and cuts add. `Costs` says what these take on an H200: ``roof_fit``
+fitted it to timings (``data/roof``) and tells how far the choice is from the best on shapes that a fit has
+not seen. A GPU with slower memory has about the same waiting times and more microseconds of reading.
 """
 
 from __future__ import annotations
