@@ -11,12 +11,12 @@ import lzma
 import re
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
-from labs_common.metric_names import NAMES, canonical
+from labs_common.metric_names import NAMES, THEORETICAL_OCCUPANCY, WAVES, canonical
 from labs_common.metrics import COLUMNS, Metrics, load_csv
 from labs_common.ncu_csv import is_header, read_csv
 from labs_common.ncu_report_file import LINE_METRICS, LINE_PREFIXES, read_report_file, report_sources
@@ -43,6 +43,8 @@ __all__ = [
 
 LARGEST = 512 * 1024**2  # bytes of a decompressed report
 _REPORT, _XZ = b"NVR\0", b"\xfd7zXZ\0"
+_SHARED_LIMIT = "launch__occupancy_limit_shared_mem"
+_FROM_SHARED_LIMIT = (_SHARED_LIMIT, "sm__maximum_warps_avg_per_active_cycle", THEORETICAL_OCCUPANCY, WAVES)
 _OTHER_BINARY = {
     b"SQLite format 3": "an SQLite database, such as Nsight Systems exports",
     b"\x7fELF": "a program",
@@ -143,14 +145,28 @@ def read_parts(
     if data.startswith(_XZ):
         data = _decompressed(path, data)
         if not data.startswith(_REPORT):
-            return _of_text(path, _decoded(path, data), context, wanted)
+            return _believed(_of_text(path, _decoded(path, data), context, wanted))
         with tempfile.TemporaryDirectory() as folder:
             plain = Path(folder) / path.name.removesuffix(".xz")
             plain.write_bytes(data)
-            return Profile(*read_report_file(plain, context, wanted, lines))
+            return _believed(Profile(*read_report_file(plain, context, wanted, lines)))
     if data.startswith(_REPORT):
-        return Profile(*read_report_file(path, context, wanted, lines))
-    return _of_text(path, _decoded(path, data), context, wanted)
+        return _believed(Profile(*read_report_file(path, context, wanted, lines)))
+    return _believed(_of_text(path, _decoded(path, data), context, wanted))
+
+
+def _believed(profile: Profile) -> Profile:
+    """Without the occupancy of kernels for no block of which Nsight Compute finds shared memory: they ran."""
+    frame = profile.metrics
+    none = frame[(frame["metric"] == _SHARED_LIMIT) & (frame["value"] == 0)]
+    if none.empty:
+        return profile
+    pairs = pd.MultiIndex.from_frame(none[["kernel", "launch"]])
+    wrong = frame["metric"].isin(_FROM_SHARED_LIMIT)
+    wrong &= pd.MultiIndex.from_frame(frame[["kernel", "launch"]]).isin(pairs)
+    reason = "Nsight Compute finds shared memory for no block of a kernel that ran"
+    believed = frame.assign(value=frame["value"].mask(wrong), reason=frame["reason"].mask(wrong, reason))
+    return replace(profile, metrics=believed)
 
 
 def read_sources(path: Path | str) -> dict[str, str]:

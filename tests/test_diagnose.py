@@ -35,7 +35,7 @@ def cases(table):
     return found
 
 
-def chosen(found, in_a_stage=16):
+def chosen(found, in_a_stage=12):
     """At least so many of every stage, and every fault somewhere.
 
     A diagnosis takes seconds. With PALAB_ALL_PLANTS in the environment all are run, as after every change of

@@ -124,7 +124,7 @@ def test_a_planted_fault_loses(name, number, lost, marked):
 
 
 def test_tensor_cores_that_are_left_idle_are_seen(marked):
-    """08 with what it does for float32, in place of mma: right, and nine times the multiplications."""
+    """08 with what it does for float32, in place of mma: right, and five times the multiplications."""
     stage = find_stage("08")
     choice = '#ifdef MMA_TYPE\n#include "tile_mma.cuh"'
     assert choice in stage.source().text

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from labs_common import metric_names as names
@@ -166,6 +167,24 @@ def test_another_name_of_a_metric_serves_where_the_canonical_one_is_absent():
     assert frame.loc[(frame["launch"] == 1) & (frame["metric"] == names.DRAM_PCT), "value"].tolist() == [
         28.31
     ]
+
+
+def test_an_occupancy_of_nothing_is_not_believed_of_a_kernel_that_ran(tmp_path):
+    """As Nsight Compute 2025.3.1 said of 49,152 bytes of dynamic and 256 of static memory (S1-float8)."""
+    columns = ("launch__occupancy_limit_shared_mem", names.THEORETICAL_OCCUPANCY, names.WAVES, names.TIME)
+    rows = (("ID", "Kernel Name", *columns), ("", "", "block", "%", "", "ms"))
+    launches = (("0", "k", "0", "0", "nan", "0.1"), ("1", "k", "2", "25", "0.97", "0.1"))
+    path = tmp_path / "raw.csv"
+    path.write_text("\n".join(",".join(f'"{cell}"' for cell in row) for row in (*rows, *launches)))
+
+    frame = ncu.read_profile(path, gpu="h200")
+    refused, told = (metrics.select(frame, launch=number) for number in (0, 1))
+
+    for name in columns[:3]:
+        assert np.isnan(metrics.value(refused, name))
+        assert "no block" in metrics.one(refused, name)["reason"]
+    assert metrics.value(refused, names.TIME) == metrics.value(told, names.TIME) == 100_000
+    assert [metrics.value(told, name) for name in columns[:3]] == [2, 25, 0.97]
 
 
 def test_a_raw_page_without_units_is_refused(tmp_path):

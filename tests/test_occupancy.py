@@ -48,6 +48,9 @@ def test_the_documents_metrics_come_out_of_its_launches():
     for stage in ("02_vectorized", "03_gqa_reuse"):
         rows = metrics.select(reported, stage=stage)
         by_formula = occupancy_of(rows)
+        if "no block" in metrics.one(rows, names.WAVES)["reason"]:  # Nsight Compute did not know
+            assert metrics.value(by_formula, names.THEORETICAL_OCCUPANCY) == 25
+            continue
         for metric in (names.THEORETICAL_OCCUPANCY, names.WAVES, "sm__maximum_warps_avg_per_active_cycle"):
             assert round(metrics.value(by_formula, metric), 2) == metrics.value(rows, metric), metric
 
@@ -202,6 +205,9 @@ def test_recorded_profiles_have_the_occupancy_of_the_formula():
     for key, rows in recorded_metrics(tool="ncu").groupby(["gpu", "stage", "problem", "kernel"]):
         rows = rows.reset_index(drop=True)
         by_formula = occupancy_of(rows)
+        if "no block" in metrics.one(rows, names.WAVES)["reason"]:  # Nsight Compute did not know
+            assert metrics.value(by_formula, names.THEORETICAL_OCCUPANCY) == 25
+            continue
         for metric in (names.THEORETICAL_OCCUPANCY, names.WAVES):
             assert metrics.value(by_formula, metric) == pytest.approx(
                 metrics.value(rows, metric), rel=1e-6
