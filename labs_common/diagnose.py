@@ -61,7 +61,7 @@ _LOOK_FAULT = {
     "query_of_sequence_0": r"query_offset\s*\(",
     "unscaled": rf"\bscore(\[\w+\])?\s*\*?=(?!\s*0)|{_ATTEND}",
     "scaled_twice": rf"problem\.scale|head_dim\b.*score|score.*head_dim|{_ATTEND}",
-    **dict.fromkeys(("kv_head_0", "next_kv_head"), rf"\bkv_head\s*=|{_RING}"),
+    **dict.fromkeys(("kv_head_0", "next_kv_head"), rf"\bkv_head\s*=|\bfirst_row\s*\(|{_RING}"),
     "max_starts_at_zero": r"(running_max|running)\s*=",
     "max_not_kept": r"running_max\s*=\s*new_max|fmaxf\s*\(",
     "sum_not_rescaled": r"running_sum\s*[+*]?=(?!\s*0)",
