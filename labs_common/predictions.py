@@ -371,8 +371,8 @@ def _requests(counts: Metrics, stage: Stage, before: str) -> Truth:
     )
     if stage.id >= "08":
         why += (
-            " From 08 on the plan decides as much: 59 blocks of a single tile each and a merge of all their "
-            "pieces, or whole sequences without one."
+            " From 08 on the plan decides as much: a block for every tile and a merge of all their pieces, "
+            "or whole sequences without one."
         )
     return _amount(then / now if now else math.nan, f"({then:,.0f} before, {now:,.0f} now, counted)", why)
 

@@ -23,7 +23,7 @@ from labs_common.engines import Engine, GpuEngine
 from labs_common.known_shapes import SHAPES
 from labs_common.plans import Plan
 from labs_common.problem import FP8, Problem
-from labs_common.roof_choice import resident_by_registers
+from labs_common.roof_choice import BLOCK_BYTES, resident_by_registers
 from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
@@ -85,7 +85,7 @@ def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Co
         except ValueError as error:
             print(f"{problem.name} {problem.dtype}, {label}: {error}")
             return
-        if beside == 1 or beside * (plan.launches[0].shared_bytes + 1536) <= device.max_shared_bytes:
+        if beside == 1 or beside * (plan.launches[0].shared_bytes + BLOCK_BYTES) <= device.max_shared_bytes:
             found.append((label, stage, plan))
 
     if others:

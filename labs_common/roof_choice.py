@@ -20,6 +20,7 @@ from labs_common.problem import FP8, Problem
 BURST = 64  # bytes that memory hands out at a time
 OVERLAP = 6  # power by which reading, issuing and waiting hide each other; 1 would add them
 DRAW = 0.01  # relative difference of costs that tells nothing: whole sequences, which need no merge, go first
+BLOCK_BYTES = 1536  # of shared memory beside rings and values: partials' maxima and sums, the driver's own
 KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 
@@ -166,7 +167,7 @@ class _Multiprocessor:
         self.segment = costs.segment + costs.segment_output * self.heads * problem.head_dim / 1024
         self._problem, self._shared_bytes, self._costs = problem, shared_bytes, costs
         self._slot_bytes = warps * tile_tokens * problem.head_dim * problem.itemsize
-        self._static_bytes = warps * 4 * self.heads * problem.head_dim + 1536  # values and partials of warps
+        self._other_bytes = warps * 4 * self.heads * problem.head_dim + BLOCK_BYTES
         self._reading = problem.minimum_bytes / multiprocessors / costs.bytes_per_us
         tokens = sum(problem.context_lengths) * self.sets / multiprocessors
         kind = {"float32": "float32", FP8: "fp8"}.get(problem.dtype, "half")
@@ -229,7 +230,7 @@ class _Multiprocessor:
         return (reading**OVERLAP + issuing**OVERLAP + waiting**OVERLAP) ** (1 / OVERLAP)
 
     def _fit(self, slots: int, blocks: int) -> bool:
-        return blocks * (slots * self._slot_bytes + self._static_bytes) <= self._shared_bytes
+        return blocks * (slots * self._slot_bytes + self._other_bytes) <= self._shared_bytes
 
 
 def token_instructions(problem: Problem, heads: int) -> float:
