@@ -2,9 +2,9 @@
 
 A way's cost is an estimate, in microseconds, of what its fullest multiprocessor takes: the time to read its
 part of the keys and values, to issue its instructions, or for its warps to wait for one tile after the other,
-whichever is longest, then what segments and cuts add. `Costs` says what these take on an H200: ``roof_fit``
-fitted it to timings (``data/roof``) and tells how far the choice is from the best on shapes that a fit has
-not seen. A GPU with slower memory has about the same waiting times and more microseconds of reading.
+whichever is longest, then what segments, blocks and cuts add. `Costs` says what these take on an H200:
+``roof_fit`` fitted it to timings (``data/roof``) and tells how far the choice is from the best on shapes that
+a fit has not seen. A GPU with slower memory has about the same waiting times and more microseconds of reading.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import numpy as np
 from labs_common.problem import FP8, Problem
 
 BURST = 64  # bytes that memory hands out at a time
-OVERLAP = 6  # power by which reading, issuing and waiting hide each other; 1 would add them
-DRAW = 0.01  # relative difference of costs that tells nothing: whole sequences, which need no merge, go first
+OVERLAP = 8  # power by which reading, issuing and waiting hide each other; 1 would add them
 BLOCK_BYTES = 1536  # of shared memory beside rings and values: partials' maxima and sums, the driver's own
+DRAW = (
+    0.01  # relative difference of costs that tells nothing: whole sequences for every multiprocessor go first
+)
+MERGED_AT_ONCE = 32  # partials of a row: eight threads of the merge have four loads each in flight
 KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 
@@ -32,33 +35,34 @@ class Costs:
     """
 
     bytes_per_us: float = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-    bytes_in_flight: float = 18_900  # of a multiprocessor, from which latency hardly shows
+    bytes_in_flight: float = 17200  # of a multiprocessor, from which latency hardly shows
     # Warp instructions that a multiprocessor issues in a microsecond.
-    issue_float32: float = 6_660
-    issue_half: float = 4_340
-    issue_fp8: float = 5_350
+    issue_float32: float = 6610
+    issue_half: float = 4070
+    issue_fp8: float = 5190
     # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
     # dimension or, in float32, for each product that a lane adds up.
-    tile_float32: float = 0.55
-    tile_half: float = 0.49
-    tile_fp8: float = 0.40
-    product_float32: float = 0.9e-3
-    dimension_half: float = 3.1e-3
-    dimension_fp8: float = 3.1e-3
+    tile_float32: float = 0.65
+    tile_half: float = 0.42
+    tile_fp8: float = 0.43
+    product_float32: float = 0.88e-3
+    dimension_half: float = 3.9e-3
+    dimension_fp8: float = 3.2e-3
 
-    early: float = 0.20  # of the reading that the fullest multiprocessor has beyond the mean: few are faster
-    alone: float = 10  # bytes that a row costs more where the rows beside it are read some other time
-    again: float = 0.09  # of the reading time, where two blocks read the same at about the same time
-    again_later: float = 0.83  # and where they do so at any time
-    several_runs: float = 0.02  # of the reading time, where runs beside each other read in different places
-    fixed: float = 0.08  # of the issuing time, where work is dealt out before it shows who is slow
+    early: float = 0.25  # of the reading that the fullest multiprocessor has beyond the mean: few are faster
+    alone: float = 10.4  # bytes that a row costs more where the rows beside it are read some other time
+    again: float = 0.02  # of the reading time, where two blocks read the same at about the same time
+    again_later: float = 0.88  # and where they do so at any time
+    several_runs: float = 0.023  # of the reading time, where runs beside each other read in different places
+    fixed: float = 0.068  # of the issuing time, where work is dealt out before it shows who is slow
 
-    call: float = 4.0  # a launch, its first tiles and its last results
-    segment: float = 1.3  # of a segment: its queries, its partials' merge and its output
-    segment_output: float = 1.1  # the same for every 1,024 numbers of output
-    block: float = 0.9  # of a block: its start and its end
-    cut: float = 4.0  # the merge's launch and its wait for all partials
-    partial: float = 1.7  # times that partials take the time of reading them
+    call: float = 2.6  # a launch, its first tiles and its last results
+    segment: float = 1.25  # of a segment: its queries, its partials' merge and its output
+    segment_output: float = 1.18  # the same for every 1,024 numbers of output
+    block: float = 1.14  # of a block: its start and its end
+    cut: float = 5.8  # the merge's launch and its wait for all partials
+    partial: float = 1.33  # times that partials take the time of reading them
+    late_partial: float = 0.019  # of a row's partial beyond MERGED_AT_ONCE
 
 
 H200 = Costs()
@@ -107,39 +111,51 @@ def choices(
     """
     gpu = _Multiprocessor(problem, multiprocessors, shared_bytes, warps, tile_tokens, costs)
     tiles = sorted((-(-n // tile_tokens) for n in problem.context_lengths if n), reverse=True)
-    found = []
+    long = np.mean(problem.context_lengths) >= KEPT_CONTEXT
+    found, idle = [], set()
     for block_heads in (heads for heads in (1, 2, 4, 8) if gpu.sets % heads == 0):
         groups = gpu.sets // block_heads
         blocks = groups * len(tiles) / multiprocessors
         mean_tiles = groups * sum(tiles) / multiprocessors
         token_warps = warps // block_heads
 
-        slots = gpu.slots(wanted_blocks=blocks)
+        if blocks < 1:
+            idle.add(block_heads)
+        slots = gpu.slots(blocks, whole=True)
         beside = gpu.resident(slots, blocks)
-        fullest = _fullest([count for count in tiles for _ in range(groups)], multiprocessors, beside)
-        late = sum(fullest) / max(1, mean_tiles) - 1
-        # Blocks that come one after the other where several are worked on at a time.
-        row = _fullest([-(-count // token_warps) for count in fullest], beside, 1)
-        times_read = gpu.times_read(block_heads) * (1 + costs.early * late)
-        cost = costs.call + gpu.busy(slots, beside, sum(row), times_read, 1 + late)
-        cost += (gpu.segment + costs.block) * len(row)
-        evict_first = not (block_heads == 8 and np.mean(problem.context_lengths) >= KEPT_CONTEXT)
-        found.append(Choice(block_heads, True, slots, evict_first, 0, 0, cost))
+        dealt = _dealt([count for count in tiles for _ in range(groups)], multiprocessors, beside)
+        fullest = max(dealt, key=sum)
+        places = _dealt([-(-count // token_warps) for count in fullest], beside)
+        cost = costs.call + (gpu.segment + costs.block) * len(max(places, key=sum))
+        cost += gpu.emptying(
+            slots,
+            [sum(rounds) for rounds in places],
+            gpu.times_read(block_heads),
+            sum(fullest) / max(1, mean_tiles),
+        )
+        found.append(Choice(block_heads, True, slots, not (block_heads == 8 and long), 0, 0, cost))
 
         for runs in (1, 2, 3):
-            slots = gpu.slots(wanted_blocks=runs)
+            slots = gpu.slots(runs, whole=False)
             if gpu.resident(slots, runs) < runs:
                 continue
             segments = blocks / runs + 1  # of a run: a cut makes two of one
             rounds = (mean_tiles / runs + 0.5 * segments * (token_warps - 1)) / token_warps
             busy = gpu.busy(slots, runs, rounds, gpu.times_read(block_heads, runs), 1 + costs.fixed)
             partial_bytes = runs * block_heads * gpu.heads * problem.head_dim * 4 * 2
+            row_partials = runs * tiles[0] / mean_tiles if tiles else 0  # of the longest sequence
             cost = costs.call + busy + gpu.segment * segments
             cost += costs.cut + costs.partial * partial_bytes / costs.bytes_per_us
+            cost += costs.late_partial * max(0, row_partials - MERGED_AT_ONCE)
             worth = round(gpu.segment * mean_tiles / (busy * runs))
             found.append(Choice(block_heads, False, slots, True, runs, worth, cost))
     least = min(one.cost for one in found)
-    return sorted(found, key=lambda one: (one.cost > (1 + DRAW) * least or not one.whole, one.cost))
+
+    def order(one: Choice) -> tuple[bool, float]:
+        draws = one.whole and one.block_heads not in idle and one.cost <= (1 + DRAW) * least
+        return not draws, one.cost
+
+    return sorted(found, key=order)
 
 
 class _Multiprocessor:
@@ -175,16 +191,25 @@ class _Multiprocessor:
         each = costs.product_float32 if kind == "float32" else getattr(costs, f"dimension_{kind}")
         self._round = getattr(costs, f"tile_{kind}") + each * _products(problem, self.heads)
 
-    def slots(self, wanted_blocks: float) -> int:
-        """Of a ring: two, where blocks beside each other have enough in flight; of a block alone three, or
-        four of fp8's small tiles. Where issuing takes longer than reading up to four, as long as no block has
-        to go for them. In float32 warps have enough to do with two."""
-        dtype, beside = self._problem.dtype, self.resident(2, wanted_blocks)
-        if dtype == "float32":
-            return 2
-        alone = beside == 1
-        most = 4 if self._issuing > self._reading or (alone and dtype == FP8) else 3 if alone else 2
-        return next((n for n in range(most, 2, -1) if self._fit(n, beside)), 2)
+    def slots(self, wanted_blocks: float, whole: bool) -> int:
+        """Of a ring: two, where blocks beside each other have enough in flight.
+
+        More, up to four, where a block is alone, or the last of several that take turns will be, or where
+        issuing takes longer than reading; as long as no block has to go for them. float32 has enough to do with
+        three, and with two where it issues for longer than it reads; its whole sequences are better off one
+        after the other, with four slots.
+        """
+        beside = self.resident(2, wanted_blocks)
+        issues, alone, in_turn = self._issuing > self._reading, beside == 1, whole and wanted_blocks > beside
+        if self._problem.dtype == "float32":
+            if issues:
+                return 2
+            return 3 if alone and self._fit(3, 1) else 4 if in_turn and self._fit(4, 1) else 2
+        if issues or (alone and whole) or (self._problem.dtype == FP8 and (alone or in_turn)):
+            wanted = (4, 3)
+        else:
+            wanted = (3,) if alone else ()
+        return next((slots for slots in wanted if self._fit(slots, beside)), 2)
 
     def resident(self, slots: int, wanted_blocks: float) -> int:
         """Blocks that a multiprocessor works on at a time, of as many as it gets."""
@@ -212,6 +237,26 @@ class _Multiprocessor:
             if runs:
                 times *= 1 + self._costs.alone * (1 / piece - 1 / (row * problem.kv_heads))
         return times
+
+    def emptying(self, slots: int, places: Sequence[int], times_read: float, loaded: float) -> float:
+        """As ``busy``, of places that come to their end one by one: the fewer are left, the less is hidden.
+
+        Args:
+            slots: of a ring.
+            places: rounds of each, in blocks that follow each other.
+            times_read: what reading costs over everything once and in order.
+            loaded: this multiprocessor's work over the mean.
+        """
+        total, done, before, found = sum(places), 0.0, 0, 0.0
+        for left, rounds in zip(range(len(places), 0, -1), sorted(places), strict=True):
+            part = left * (rounds - before) / max(1, total)
+            if part:
+                # Beyond the mean few others read.
+                usual = min(max(0.0, 1 / loaded - done), part)
+                reads = loaded * (usual + self._costs.early * (part - usual))
+                found += self.busy(slots, left, rounds - before, times_read * reads, loaded * part)
+            done, before = done + part, rounds
+        return found
 
     def busy(self, slots: int, blocks: int, rounds: float, times_read: float, times_issued: float) -> float:
         """Microseconds of reading, issuing and waiting, of which the longest nearly hides the others.
@@ -257,20 +302,20 @@ def resident_by_registers(problem: Problem, heads: int) -> int:
     return 2 if problem.head_dim == 256 and heads <= 2 else 1
 
 
-def _fullest(longest_first: Sequence[int], multiprocessors: int, resident: int) -> list[int]:
-    """Blocks of the multiprocessor with most tiles: the longest first, then whoever is free.
+def _dealt(longest_first: Sequence[int], takers: int, beside: int = 1) -> list[list[int]]:
+    """Who takes which of some pieces of work, the longest first: whoever is free.
 
     Args:
-        longest_first: tiles of each block.
-        multiprocessors: that take them.
-        resident: blocks that a multiprocessor works on at a time.
+        longest_first: how long each takes.
+        takers: of pieces.
+        beside: pieces that each begins with at the same time.
     """
-    started = resident * multiprocessors
-    taken = [list(longest_first[first:started:multiprocessors]) for first in range(multiprocessors)]
-    free = [(sum(tiles), number) for number, tiles in enumerate(taken)]
+    started = beside * takers
+    taken = [list(longest_first[first:started:takers]) for first in range(takers)]
+    free = [(sum(pieces), number) for number, pieces in enumerate(taken)]
     heapq.heapify(free)
-    for count in longest_first[started:]:
+    for piece in longest_first[started:]:
         load, number = free[0]
-        taken[number].append(count)
-        heapq.heapreplace(free, (load + count, number))
-    return max(taken, key=sum)
+        taken[number].append(piece)
+        heapq.heapreplace(free, (load + piece, number))
+    return taken

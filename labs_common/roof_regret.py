@@ -103,7 +103,7 @@ def regret(timed: list[Timed], device: Device | None = None, costs: Costs = H200
 
 
 def _problems(file: str) -> dict[str, Problem]:
-    if file == "known":
+    if file.startswith("known"):
         return SHAPES
     _, count, seed = file.split("-")
     return {problem.name: problem for problem in random_shapes(int(count), int(seed))}
