@@ -132,10 +132,16 @@ def tensor(torch: ModuleType, array: Any, dtype: str = "float32") -> Any:
 
 
 def on_our_stream(xp: ModuleType, torch: ModuleType, call: Callable[[], object]) -> Callable[[], None]:
-    """A call that launches on torch's current stream, made to launch on CuPy's."""
+    """A call that launches on torch's current stream, made to launch on CuPy's.
+
+    What torch allocates in it is the call's own: scratch that torch has back after a capture is still written
+    by the graph, and must not have become another contender's output.
+    """
+    pool = torch.cuda.MemPool()
 
     def run() -> None:
-        with torch.cuda.stream(torch.cuda.ExternalStream(xp.cuda.get_current_stream().ptr)):
+        stream = torch.cuda.ExternalStream(xp.cuda.get_current_stream().ptr)
+        with torch.cuda.stream(stream), torch.cuda.use_mem_pool(pool):
             call()
 
     return run

@@ -4,7 +4,8 @@ A way's cost is an estimate, in microseconds, of what its fullest multiprocessor
 part of the keys and values, to issue its instructions, or for its warps to wait for one tile after the other,
 whichever is longest, then what segments, blocks and cuts add. `Costs` says what these take on an H200:
 ``roof_fit`` fitted it to timings (``data/roof``) and tells how far the choice is from the best on shapes that
-a fit has not seen. A GPU with slower memory has about the same waiting times and more microseconds of reading.
+a fit has not seen. A GPU with slower memory has about the same waiting times and more microseconds of
+reading.
 """
 
 from __future__ import annotations
@@ -195,9 +196,9 @@ class _Multiprocessor:
         """Of a ring: two, where blocks beside each other have enough in flight.
 
         More, up to four, where a block is alone, or the last of several that take turns will be, or where
-        issuing takes longer than reading; as long as no block has to go for them. float32 has enough to do with
-        three, and with two where it issues for longer than it reads; its whole sequences are better off one
-        after the other, with four slots.
+        issuing takes longer than reading; as long as no block has to go for them. float32 has enough to do
+        with three, and with two where it issues for longer than it reads; its whole sequences are better off
+        one after the other, with four slots.
         """
         beside = self.resident(2, wanted_blocks)
         issues, alone, in_turn = self._issuing > self._reading, beside == 1, whole and wanted_blocks > beside

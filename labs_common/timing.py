@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,21 +32,23 @@ class Timing:
     """Time of one call.
 
     Attributes:
-        median_s, p90_s: seconds over the rounds; each round's value is the mean over the input sets.
+        median_s, p90_s: seconds over the rounds; each round's value is the mean over the calls of a graph.
         sets: different input sets that a round goes through.
         rounds: measurements.
+        calls: of a graph, which goes through the sets once or more often.
     """
 
     median_s: float
     p90_s: float
     sets: int
     rounds: int
+    calls: int
 
 
 def captured(stream: Any, calls: Sequence[Callable[[], None]]) -> Any:
     """A CUDA graph of calls, made on the current stream: replayed, none of them waits for the host."""
-    for call in calls:
-        call()  # outside the capture: modules are loaded at the first launch
+    for call in (*calls, *calls):
+        call()  # outside the capture: modules are loaded, and allocators have what a second call takes
     stream.synchronize()
     stream.begin_capture()
     for call in calls:
@@ -58,6 +61,7 @@ def time_gpu(
     calls: Mapping[str, Sequence[Callable[[], None]]],
     rounds: int = ROUNDS,
     between: Callable[[], None] | None = None,
+    graph_s: float = 0.0,
 ) -> dict[str, Timing]:
     """Time several calls against each other.
 
@@ -71,15 +75,24 @@ def time_gpu(
         rounds: how often each graph is measured, after two replays that are not.
         between: called before each measurement and not in it. A kernel that reads past the L2 cache leaves
             behind what the next one finds there: lines to be evicted first cost a later kernel up to 5 %.
+        graph_s: seconds that a graph takes at least, by going through the sets again and again: the longer it
+            is, the less its launch counts, and what others left in caches of addresses.
     """
     stream = xp.cuda.Stream(non_blocking=True)
-    graphs = {}
+    graphs, counts = {}, {}
     with stream:
         for name, sets in calls.items():
-            graphs[name] = captured(stream, sets)
-        for graph in graphs.values():
-            graph.launch(stream)
-            graph.launch(stream)
+            graphs[name], counts[name] = captured(stream, sets), len(sets)
+            graphs[name].launch(stream)
+            start, end = xp.cuda.Event(), xp.cuda.Event()
+            start.record(stream)
+            graphs[name].launch(stream)
+            end.record(stream)
+            end.synchronize()
+            once = xp.cuda.get_elapsed_time(start, end) / 1e3
+            if once < graph_s:
+                again = list(sets) * math.ceil(graph_s / once)
+                graphs[name], counts[name] = captured(stream, again), len(again)
         events = {name: [] for name in graphs}
         random = np.random.default_rng(0)
         for _ in range(rounds):
@@ -94,9 +107,13 @@ def time_gpu(
         stream.synchronize()
     timings = {}
     for name, pairs in events.items():
-        seconds = [xp.cuda.get_elapsed_time(*pair) / 1e3 / len(calls[name]) for pair in pairs]
+        seconds = [xp.cuda.get_elapsed_time(*pair) / 1e3 / counts[name] for pair in pairs]
         timings[name] = Timing(
-            float(np.median(seconds)), float(np.quantile(seconds, 0.9)), len(calls[name]), rounds
+            float(np.median(seconds)),
+            float(np.quantile(seconds, 0.9)),
+            len(calls[name]),
+            rounds,
+            counts[name],
         )
     return timings
 
