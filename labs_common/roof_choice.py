@@ -19,7 +19,7 @@ import numpy as np
 from labs_common.problem import FP8, Problem
 
 BURST = 64  # bytes that memory hands out at a time
-OVERLAP = 8  # power by which reading, issuing and waiting hide each other; 1 would add them
+OVERLAP = 6  # power by which reading, issuing and waiting hide each other; 1 would add them
 BLOCK_BYTES = 1536  # of shared memory beside rings and values: partials' maxima and sums, the driver's own
 DRAW = (
     0.01  # relative difference of costs that tells nothing: whole sequences for every multiprocessor go first
@@ -36,34 +36,34 @@ class Costs:
     """
 
     bytes_per_us: float = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-    bytes_in_flight: float = 17200  # of a multiprocessor, from which latency hardly shows
+    bytes_in_flight: float = 16_400  # of a multiprocessor, from which latency hardly shows
     # Warp instructions that a multiprocessor issues in a microsecond.
-    issue_float32: float = 6610
-    issue_half: float = 4070
-    issue_fp8: float = 5190
+    issue_float32: float = 6_570
+    issue_half: float = 4_180
+    issue_fp8: float = 5_280
     # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
     # dimension or, in float32, for each product that a lane adds up.
-    tile_float32: float = 0.65
-    tile_half: float = 0.42
-    tile_fp8: float = 0.43
-    product_float32: float = 0.88e-3
-    dimension_half: float = 3.9e-3
+    tile_float32: float = 0.63
+    tile_half: float = 0.31
+    tile_fp8: float = 0.37
+    product_float32: float = 0.72e-3
+    dimension_half: float = 4.6e-3
     dimension_fp8: float = 3.2e-3
 
-    early: float = 0.25  # of the reading that the fullest multiprocessor has beyond the mean: few are faster
-    alone: float = 10.4  # bytes that a row costs more where the rows beside it are read some other time
-    again: float = 0.02  # of the reading time, where two blocks read the same at about the same time
-    again_later: float = 0.88  # and where they do so at any time
-    several_runs: float = 0.023  # of the reading time, where runs beside each other read in different places
-    fixed: float = 0.068  # of the issuing time, where work is dealt out before it shows who is slow
+    early: float = 0.23  # of the reading that the fullest multiprocessor has beyond the mean: few are faster
+    alone: float = 30  # bytes of a row that take twice as long, where those beside it are read some other time
+    again: float = 0.03  # of the reading time, where two blocks read the same at about the same time
+    again_later: float = 0.91  # and where they do so at any time
+    several_runs: float = 0.024  # of the reading time, where runs beside each other read in different places
+    fixed: float = 0.05  # of the issuing time, where work is dealt out before it shows who is slow
 
-    call: float = 2.6  # a launch, its first tiles and its last results
-    segment: float = 1.25  # of a segment: its queries, its partials' merge and its output
-    segment_output: float = 1.18  # the same for every 1,024 numbers of output
-    block: float = 1.14  # of a block: its start and its end
-    cut: float = 5.8  # the merge's launch and its wait for all partials
-    partial: float = 1.33  # times that partials take the time of reading them
-    late_partial: float = 0.019  # of a row's partial beyond MERGED_AT_ONCE
+    call: float = 0.9  # a launch, its first tiles and its last results
+    segment: float = 2.5  # of a segment: its queries, its partials' merge and its output
+    segment_output: float = 0.46  # the same for every 1,024 numbers of output
+    block: float = 2.1  # of a block: its start and its end
+    cut: float = 6.8  # the merge's launch and its wait for all partials
+    partial: float = 1.7  # times that partials take the time of reading them
+    late_partial: float = 0.016  # of a row's partial beyond MERGED_AT_ONCE
 
 
 H200 = Costs()
@@ -127,12 +127,14 @@ def choices(
         dealt = _dealt([count for count in tiles for _ in range(groups)], multiprocessors, beside)
         fullest = max(dealt, key=sum)
         places = _dealt([-(-count // token_warps) for count in fullest], beside)
-        cost = costs.call + (gpu.segment + costs.block) * len(max(places, key=sum))
+        ends = gpu.segment + costs.block
+        cost = costs.call + ends
         cost += gpu.emptying(
             slots,
             [sum(rounds) for rounds in places],
             gpu.times_read(block_heads),
             sum(fullest) / max(1, mean_tiles),
+            ends * (len(max(places, key=sum)) - 1),
         )
         found.append(Choice(block_heads, True, slots, not (block_heads == 8 and long), 0, 0, cost))
 
@@ -142,10 +144,17 @@ def choices(
                 continue
             segments = blocks / runs + 1  # of a run: a cut makes two of one
             rounds = (mean_tiles / runs + 0.5 * segments * (token_warps - 1)) / token_warps
-            busy = gpu.busy(slots, runs, rounds, gpu.times_read(block_heads, runs), 1 + costs.fixed)
+            busy = gpu.busy(
+                slots,
+                runs,
+                rounds,
+                gpu.times_read(block_heads, runs),
+                1 + costs.fixed,
+                gpu.segment * (segments - 1),
+            )
             partial_bytes = runs * block_heads * gpu.heads * problem.head_dim * 4 * 2
             row_partials = runs * tiles[0] / mean_tiles if tiles else 0  # of the longest sequence
-            cost = costs.call + busy + gpu.segment * segments
+            cost = costs.call + busy + gpu.segment
             cost += costs.cut + costs.partial * partial_bytes / costs.bytes_per_us
             cost += costs.late_partial * max(0, row_partials - MERGED_AT_ONCE)
             worth = round(gpu.segment * mean_tiles / (busy * runs))
@@ -236,10 +245,13 @@ class _Multiprocessor:
             piece = row * max(1, block_heads // self.head_sets)
             times *= -(-piece // BURST) * BURST / piece
             if runs:
-                times *= 1 + self._costs.alone * (1 / piece - 1 / (row * problem.kv_heads))
+                whole_row = row * problem.kv_heads
+                times *= 1 + (self._costs.alone / piece) ** 1.5 - (self._costs.alone / whole_row) ** 1.5
         return times
 
-    def emptying(self, slots: int, places: Sequence[int], times_read: float, loaded: float) -> float:
+    def emptying(
+        self, slots: int, places: Sequence[int], times_read: float, loaded: float, ends: float
+    ) -> float:
         """As ``busy``, of places that come to their end one by one: the fewer are left, the less is hidden.
 
         Args:
@@ -255,11 +267,20 @@ class _Multiprocessor:
                 # Beyond the mean few others read.
                 usual = min(max(0.0, 1 / loaded - done), part)
                 reads = loaded * (usual + self._costs.early * (part - usual))
-                found += self.busy(slots, left, rounds - before, times_read * reads, loaded * part)
+                found += self.busy(
+                    slots,
+                    left,
+                    rounds - before,
+                    times_read * reads,
+                    loaded * part,
+                    ends * (rounds - before) / max(1, max(places)),
+                )
             done, before = done + part, rounds
         return found
 
-    def busy(self, slots: int, blocks: int, rounds: float, times_read: float, times_issued: float) -> float:
+    def busy(
+        self, slots: int, blocks: int, rounds: float, times_read: float, times_issued: float, ends: float
+    ) -> float:
         """Microseconds of reading, issuing and waiting, of which the longest nearly hides the others.
 
         Args:
@@ -271,8 +292,8 @@ class _Multiprocessor:
         hidden = blocks * (slots - 1) * self._slot_bytes / self._costs.bytes_in_flight
         rate = hidden / (1 + hidden**OVERLAP) ** (1 / OVERLAP)
         reading = self._reading * times_read / rate
-        issuing = self._issuing * times_issued
-        waiting = rounds * self._round
+        issuing = self._issuing * times_issued + ends / blocks
+        waiting = rounds * self._round + ends
         return (reading**OVERLAP + issuing**OVERLAP + waiting**OVERLAP) ** (1 / OVERLAP)
 
     def _fit(self, slots: int, blocks: int) -> bool:
