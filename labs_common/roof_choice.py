@@ -19,7 +19,7 @@ import numpy as np
 from labs_common.problem import FP8, Problem
 
 BURST = 64  # bytes that memory hands out at a time
-OVERLAP = 6  # power by which reading, issuing and waiting hide each other; 1 would add them
+OVERLAP = 8  # power by which reading, issuing and waiting hide each other; 1 would add them
 BLOCK_BYTES = 1536  # of shared memory beside rings and values: partials' maxima and sums, the driver's own
 DRAW = (
     0.01  # relative difference of costs that tells nothing: whole sequences for every multiprocessor go first
@@ -36,34 +36,34 @@ class Costs:
     """
 
     bytes_per_us: float = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-    bytes_in_flight: float = 16_400  # of a multiprocessor, from which latency hardly shows
+    bytes_in_flight: float = 17_400  # of a multiprocessor, from which latency hardly shows
     # Warp instructions that a multiprocessor issues in a microsecond.
-    issue_float32: float = 6_570
-    issue_half: float = 4_180
+    issue_float32: float = 6_540
+    issue_half: float = 4_200
     issue_fp8: float = 5_280
     # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
     # dimension or, in float32, for each product that a lane adds up.
-    tile_float32: float = 0.63
-    tile_half: float = 0.31
-    tile_fp8: float = 0.37
-    product_float32: float = 0.72e-3
+    tile_float32: float = 0.59
+    tile_half: float = 0.35
+    tile_fp8: float = 0.41
+    product_float32: float = 0.87e-3
     dimension_half: float = 4.6e-3
     dimension_fp8: float = 3.2e-3
 
-    early: float = 0.23  # of the reading that the fullest multiprocessor has beyond the mean: few are faster
-    alone: float = 30  # bytes of a row that take twice as long, where those beside it are read some other time
-    again: float = 0.03  # of the reading time, where two blocks read the same at about the same time
-    again_later: float = 0.91  # and where they do so at any time
-    several_runs: float = 0.024  # of the reading time, where runs beside each other read in different places
-    fixed: float = 0.05  # of the issuing time, where work is dealt out before it shows who is slow
+    early: float = 0.26  # of the reading that the fullest multiprocessor has beyond the mean: few are faster
+    alone: float = 8.2  # bytes that a row costs more where the rows beside it are read some other time
+    again: float = 0.04  # of the reading time, where two blocks read the same at about the same time
+    again_later: float = 0.90  # and where they do so at any time
+    several_runs: float = 0.014  # of the reading time, where runs beside each other read in different places
+    fixed: float = 0.046  # of the issuing time, where work is dealt out before it shows who is slow
 
-    call: float = 0.9  # a launch, its first tiles and its last results
-    segment: float = 2.5  # of a segment: its queries, its partials' merge and its output
-    segment_output: float = 0.46  # the same for every 1,024 numbers of output
-    block: float = 2.1  # of a block: its start and its end
-    cut: float = 6.8  # the merge's launch and its wait for all partials
+    call: float = 0.4  # a launch, its first tiles and its last results
+    segment: float = 1.64  # of a segment: its queries, its partials' merge and its output
+    segment_output: float = 0.88  # the same for every 1,024 numbers of output
+    block: float = 3.2  # of a block: its start and its end
+    cut: float = 7.7  # the merge's launch and its wait for all partials
     partial: float = 1.7  # times that partials take the time of reading them
-    late_partial: float = 0.016  # of a row's partial beyond MERGED_AT_ONCE
+    late_partial: float = 0.018  # of a row's partial beyond MERGED_AT_ONCE
 
 
 H200 = Costs()
@@ -150,11 +150,11 @@ def choices(
                 rounds,
                 gpu.times_read(block_heads, runs),
                 1 + costs.fixed,
-                gpu.segment * (segments - 1),
+                0,
             )
             partial_bytes = runs * block_heads * gpu.heads * problem.head_dim * 4 * 2
             row_partials = runs * tiles[0] / mean_tiles if tiles else 0  # of the longest sequence
-            cost = costs.call + busy + gpu.segment
+            cost = costs.call + busy + gpu.segment * segments
             cost += costs.cut + costs.partial * partial_bytes / costs.bytes_per_us
             cost += costs.late_partial * max(0, row_partials - MERGED_AT_ONCE)
             worth = round(gpu.segment * mean_tiles / (busy * runs))
@@ -214,7 +214,8 @@ class _Multiprocessor:
         if self._problem.dtype == "float32":
             if issues:
                 return 2
-            return 3 if alone and self._fit(3, 1) else 4 if in_turn and self._fit(4, 1) else 2
+            uneven = in_turn and len(set(self._problem.context_lengths)) > 1
+            return 3 if alone and self._fit(3, 1) else 4 if uneven and self._fit(4, 1) else 2
         if issues or (alone and whole) or (self._problem.dtype == FP8 and (alone or in_turn)):
             wanted = (4, 3)
         else:
@@ -245,8 +246,7 @@ class _Multiprocessor:
             piece = row * max(1, block_heads // self.head_sets)
             times *= -(-piece // BURST) * BURST / piece
             if runs:
-                whole_row = row * problem.kv_heads
-                times *= 1 + (self._costs.alone / piece) ** 1.5 - (self._costs.alone / whole_row) ** 1.5
+                times *= 1 + self._costs.alone * (1 / piece - 1 / (row * problem.kv_heads))
         return times
 
     def emptying(

@@ -29,7 +29,7 @@ TIE = 0.02  # relative difference of costs that is a toss-up
 
 # Where a fit begins, so that it knows nothing of the problems that are kept from it.
 ROUGH = Costs(
-    **{"bytes_in_flight": 1e4, "alone": 30, "late_partial": 0.1},
+    **{"bytes_in_flight": 1e4, "alone": 10, "late_partial": 0.1},
     **dict.fromkeys(("issue_float32", "issue_half", "issue_fp8"), 5e3),
     **dict.fromkeys(("tile_float32", "tile_half", "tile_fp8"), 0.5),
     **dict.fromkeys(("product_float32", "dimension_half", "dimension_fp8"), 1e-3),
