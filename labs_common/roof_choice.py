@@ -25,6 +25,7 @@ DRAW = (
     0.01  # relative difference of costs that tells nothing: whole sequences for every multiprocessor go first
 )
 MERGED_AT_ONCE = 32  # partials of a row: eight threads of the merge have four loads each in flight
+VERY_SHORT, SHORT, SHORT_FLOAT32 = 3, 6, 12  # tiles that a warp has of a segment
 KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 
@@ -36,34 +37,34 @@ class Costs:
     """
 
     bytes_per_us: float = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-    bytes_in_flight: float = 17_400  # of a multiprocessor, from which latency hardly shows
+    bytes_in_flight: float = 16_500  # of a multiprocessor, from which latency hardly shows
     # Warp instructions that a multiprocessor issues in a microsecond.
-    issue_float32: float = 6_540
-    issue_half: float = 4_200
-    issue_fp8: float = 5_280
+    issue_float32: float = 6_490
+    issue_half: float = 4_230
+    issue_fp8: float = 5_260
     # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
     # dimension or, in float32, for each product that a lane adds up.
-    tile_float32: float = 0.59
-    tile_half: float = 0.35
-    tile_fp8: float = 0.41
-    product_float32: float = 0.87e-3
-    dimension_half: float = 4.6e-3
-    dimension_fp8: float = 3.2e-3
+    tile_float32: float = 0.58
+    tile_half: float = 0.33
+    tile_fp8: float = 0.39
+    product_float32: float = 0.88e-3
+    dimension_half: float = 4.9e-3
+    dimension_fp8: float = 3.3e-3
 
-    early: float = 0.26  # of the reading that the fullest multiprocessor has beyond the mean: few are faster
-    alone: float = 8.2  # bytes that a row costs more where the rows beside it are read some other time
+    early: float = 0.25  # of the reading that the fullest multiprocessor has beyond the mean: few are faster
+    alone: float = 8.0  # bytes that a row costs more where the rows beside it are read some other time
     again: float = 0.04  # of the reading time, where two blocks read the same at about the same time
-    again_later: float = 0.90  # and where they do so at any time
+    again_later: float = 0.91  # and where they do so at any time
     several_runs: float = 0.014  # of the reading time, where runs beside each other read in different places
-    fixed: float = 0.046  # of the issuing time, where work is dealt out before it shows who is slow
+    fixed: float = 0.04  # of the issuing time, where work is dealt out before it shows who is slow
 
-    call: float = 0.4  # a launch, its first tiles and its last results
-    segment: float = 1.64  # of a segment: its queries, its partials' merge and its output
-    segment_output: float = 0.88  # the same for every 1,024 numbers of output
-    block: float = 3.2  # of a block: its start and its end
+    call: float = 0.3  # a launch, its first tiles and its last results
+    segment: float = 1.78  # of a segment: its queries, its partials' merge and its output
+    segment_output: float = 0.74  # the same for every 1,024 numbers of output
+    block: float = 3.3  # of a block: its start and its end
     cut: float = 7.7  # the merge's launch and its wait for all partials
-    partial: float = 1.7  # times that partials take the time of reading them
-    late_partial: float = 0.018  # of a row's partial beyond MERGED_AT_ONCE
+    partial: float = 1.8  # times that partials take the time of reading them
+    late_partial: float = 0.017  # of a row's partial beyond MERGED_AT_ONCE
 
 
 H200 = Costs()
@@ -122,7 +123,7 @@ def choices(
 
         if blocks < 1:
             idle.add(block_heads)
-        slots = gpu.slots(blocks, whole=True)
+        slots = gpu.slots(blocks, mean_tiles / max(1, blocks) / token_warps, whole=True)
         beside = gpu.resident(slots, blocks)
         dealt = _dealt([count for count in tiles for _ in range(groups)], multiprocessors, beside)
         fullest = max(dealt, key=sum)
@@ -139,10 +140,10 @@ def choices(
         found.append(Choice(block_heads, True, slots, not (block_heads == 8 and long), 0, 0, cost))
 
         for runs in (1, 2, 3):
-            slots = gpu.slots(runs, whole=False)
+            segments = blocks / runs + 1  # of a run: a cut makes two of one
+            slots = gpu.slots(runs, mean_tiles / runs / segments / token_warps, whole=False)
             if gpu.resident(slots, runs) < runs:
                 continue
-            segments = blocks / runs + 1  # of a run: a cut makes two of one
             rounds = (mean_tiles / runs + 0.5 * segments * (token_warps - 1)) / token_warps
             busy = gpu.busy(
                 slots,
@@ -201,25 +202,31 @@ class _Multiprocessor:
         each = costs.product_float32 if kind == "float32" else getattr(costs, f"dimension_{kind}")
         self._round = getattr(costs, f"tile_{kind}") + each * _products(problem, self.heads)
 
-    def slots(self, wanted_blocks: float, whole: bool) -> int:
-        """Of a ring: two, where blocks beside each other have enough in flight.
+    def slots(self, wanted_blocks: float, segment_rounds: float, whole: bool) -> int:
+        """Of a ring: two, where blocks beside each other have enough in flight, or segments are short.
 
         More, up to four, where a block is alone, or the last of several that take turns will be, or where
         issuing takes longer than reading; as long as no block has to go for them. float32 has enough to do
-        with three, and with two where it issues for longer than it reads; its whole sequences are better off
-        one after the other, with four slots.
+        with three, and with two where it issues for longer than it reads; its whole sequences, where they
+        differ in length, are better off one after the other, with four slots.
+
+        Args:
+            wanted_blocks: of a multiprocessor.
+            segment_rounds: tiles that a warp has of a segment.
+            whole: whether blocks have whole sequences.
         """
         beside = self.resident(2, wanted_blocks)
         issues, alone, in_turn = self._issuing > self._reading, beside == 1, whole and wanted_blocks > beside
         if self._problem.dtype == "float32":
-            if issues:
-                return 2
             uneven = in_turn and len(set(self._problem.context_lengths)) > 1
-            return 3 if alone and self._fit(3, 1) else 4 if uneven and self._fit(4, 1) else 2
+            few = (3,) if alone and segment_rounds >= SHORT_FLOAT32 else (4,) if uneven and not alone else ()
+            return next((slots for slots in few if not issues and self._fit(slots, 1)), 2)
         if issues or (alone and whole) or (self._problem.dtype == FP8 and (alone or in_turn)):
             wanted = (4, 3)
+        elif alone and segment_rounds < VERY_SHORT:
+            wanted = (4,)
         else:
-            wanted = (3,) if alone else ()
+            wanted = (3,) if alone and segment_rounds >= SHORT else ()
         return next((slots for slots in wanted if self._fit(slots, beside)), 2)
 
     def resident(self, slots: int, wanted_blocks: float) -> int:

@@ -1,7 +1,8 @@
 """How far stage 09's choice is from the best way that was timed: ``python -m labs_common.roof_regret``.
 
 ``data/roof/<gpu>/`` holds what ``roof_bench`` timed there of the known shapes and of random ones. Where equal
-runs were still cut by tiles alone (``by-tiles-…``), only whole sequences tell about today's kernels.
+runs were still cut by tiles alone (``by-tiles-…``), only whole sequences tell about today's kernels. Shapes
+that were drawn after the last fit (``unseen-…``) are kept from it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from labs_common.roof_bench import Way, random_shapes, way
 from labs_common.roof_choice import H200, Choice, Costs, choices
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "roof"
-BY_TILES = "by-tiles-"
+BY_TILES, UNSEEN = "by-tiles-", "unseen-"
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,20 @@ class Timed:
         return found
 
 
-def timed_problems(gpu: str = "h200") -> list[Timed]:
-    """What was recorded; empty where the lab was given without it."""
+def timed_problems(gpu: str = "h200", unseen: bool = False) -> list[Timed]:
+    """What was recorded; empty where the lab was given without it.
+
+    Args:
+        gpu: on which.
+        unseen: the shapes that the last fit has not seen, in place of all others.
+    """
     found = []
     for path in sorted((RECORDED / gpu).glob("*.csv.xz")):
-        timed = pd.read_csv(path)
         name = path.name.removesuffix(".csv.xz")
-        problems = _problems(name.removeprefix(BY_TILES))
+        if name.startswith(UNSEEN) != unseen:
+            continue
+        timed = pd.read_csv(path)
+        problems = _problems(name.removeprefix(BY_TILES).removeprefix(UNSEEN))
         rows = timed[timed["what"].str.contains("heads a block")]
         for (problem, dtype), group in rows.groupby(["problem", "dtype"], sort=False):
             times = {way(row.what): row.median_us for row in group.itertuples()}
@@ -105,20 +113,22 @@ def regret(timed: list[Timed], device: Device | None = None, costs: Costs = H200
 def _problems(file: str) -> dict[str, Problem]:
     if file.startswith("known"):
         return SHAPES
-    _, count, seed = file.split("-")
+    count, seed = file.removeprefix("random-").split("-")
     return {problem.name: problem for problem in random_shapes(int(count), int(seed))}
 
 
 def main() -> None:
-    """Print the table and its quantiles."""
-    table = regret([one for one in timed_problems() if not one.by_tiles]).sort_values(
-        "ratio", ascending=False
-    )
-    if table.empty:
-        print(f"no timings here: {RECORDED} holds none")
-        return
-    print(table.to_string(index=False, float_format="{:.3f}".format))
-    print(table["ratio"].describe(percentiles=(0.5, 0.9)).to_string(float_format="{:.3f}".format))
+    """Print the tables and their quantiles."""
+    for words, unseen in (("what the costs were fitted to", False), ("drawn after the fit", True)):
+        table = regret([one for one in timed_problems(unseen=unseen) if not one.by_tiles])
+        if table.empty:
+            print(f"{words}: no timings here: {RECORDED} holds none")
+            continue
+        print(f"{words}:")
+        print(
+            table.sort_values("ratio", ascending=False).to_string(index=False, float_format="{:.3f}".format)
+        )
+        print(table["ratio"].describe(percentiles=(0.5, 0.9)).to_string(float_format="{:.3f}".format))
 
 
 if __name__ == "__main__":
