@@ -123,19 +123,19 @@ def choices(
 
         if blocks < 1:
             idle.add(block_heads)
-        slots = gpu.slots(blocks, mean_tiles / max(1, blocks) / token_warps, whole=True)
+        slots = gpu.slots(blocks, sum(tiles) / max(1, len(tiles)) / token_warps, whole=True)
         beside = gpu.resident(slots, blocks)
         dealt = _dealt([count for count in tiles for _ in range(groups)], multiprocessors, beside)
         fullest = max(dealt, key=sum)
         places = _dealt([-(-count // token_warps) for count in fullest], beside)
-        ends = gpu.segment + costs.block
-        cost = costs.call + ends
+        end = gpu.segment + costs.block
+        cost = costs.call + end
         cost += gpu.emptying(
             slots,
             [sum(rounds) for rounds in places],
             gpu.times_read(block_heads),
-            sum(fullest) / max(1, mean_tiles),
-            ends * (len(max(places, key=sum)) - 1),
+            loaded=sum(fullest) / max(1, mean_tiles),
+            ends=end * (len(max(places, key=sum)) - 1),
         )
         found.append(Choice(block_heads, True, slots, not (block_heads == 8 and long), 0, 0, cost))
 
@@ -145,14 +145,7 @@ def choices(
             if gpu.resident(slots, runs) < runs:
                 continue
             rounds = (mean_tiles / runs + 0.5 * segments * (token_warps - 1)) / token_warps
-            busy = gpu.busy(
-                slots,
-                runs,
-                rounds,
-                gpu.times_read(block_heads, runs),
-                1 + costs.fixed,
-                0,
-            )
+            busy = gpu.busy(slots, runs, rounds, gpu.times_read(block_heads, runs), 1 + costs.fixed)
             partial_bytes = runs * block_heads * gpu.heads * problem.head_dim * 4 * 2
             row_partials = runs * tiles[0] / mean_tiles if tiles else 0  # of the longest sequence
             cost = costs.call + busy + gpu.segment * segments
@@ -218,9 +211,12 @@ class _Multiprocessor:
         beside = self.resident(2, wanted_blocks)
         issues, alone, in_turn = self._issuing > self._reading, beside == 1, whole and wanted_blocks > beside
         if self._problem.dtype == "float32":
-            uneven = in_turn and len(set(self._problem.context_lengths)) > 1
-            few = (3,) if alone and segment_rounds >= SHORT_FLOAT32 else (4,) if uneven and not alone else ()
-            return next((slots for slots in few if not issues and self._fit(slots, 1)), 2)
+            if issues:
+                return 2
+            if alone:
+                return 3 if segment_rounds >= SHORT_FLOAT32 and self._fit(3, 1) else 2
+            uneven = len(set(self._problem.context_lengths)) > 1
+            return 4 if in_turn and uneven and self._fit(4, 1) else 2
         if issues or (alone and whole) or (self._problem.dtype == FP8 and (alone or in_turn)):
             wanted = (4, 3)
         elif alone and segment_rounds < VERY_SHORT:
@@ -266,6 +262,7 @@ class _Multiprocessor:
             places: rounds of each, in blocks that follow each other.
             times_read: what reading costs over everything once and in order.
             loaded: this multiprocessor's work over the mean.
+            ends: microseconds between blocks that follow each other.
         """
         total, done, before, found = sum(places), 0.0, 0, 0.0
         for left, rounds in zip(range(len(places), 0, -1), sorted(places), strict=True):
@@ -286,7 +283,13 @@ class _Multiprocessor:
         return found
 
     def busy(
-        self, slots: int, blocks: int, rounds: float, times_read: float, times_issued: float, ends: float
+        self,
+        slots: int,
+        blocks: int,
+        rounds: float,
+        times_read: float,
+        times_issued: float,
+        ends: float = 0.0,
     ) -> float:
         """Microseconds of reading, issuing and waiting, of which the longest nearly hides the others.
 
@@ -295,6 +298,7 @@ class _Multiprocessor:
             blocks: beside each other.
             rounds: tiles that a warp has after each other, in one block or in blocks that follow each other.
             times_read, times_issued: what both cost over an equal part of all, read once and in order.
+            ends: microseconds between such blocks, in which one neither issues nor waits for tiles.
         """
         hidden = blocks * (slots - 1) * self._slot_bytes / self._costs.bytes_in_flight
         rate = hidden / (1 + hidden**OVERLAP) ** (1 / OVERLAP)

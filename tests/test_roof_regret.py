@@ -15,6 +15,8 @@ from labs_common.roof_choice import H200, choices
 from labs_common.roof_fit import FITTED, ROUGH, fit
 from labs_common.roof_regret import RECORDED, Timed, regret, timed_problems
 
+RANDOM = 60 + 50 + 4 * 30  # shapes that the costs were fitted to
+
 
 @pytest.fixture(scope="module")
 def timed():
@@ -27,11 +29,25 @@ def table(timed):
 
 
 def test_the_choice_is_near_the_best_way_that_was_timed(table):
-    assert len(table) == 3 * len(SHAPES) + 60 + 50
+    assert len(table) == 2 * 3 * len(SHAPES) + RANDOM
     assert (table["ratio"] >= 1).all()
     assert table["ratio"].median() < 1.01
     assert table["ratio"].quantile(0.9) < 1.05
-    assert table["ratio"].max() < 1.10
+    assert table["ratio"].max() < 1.15
+
+
+def test_it_is_near_on_shapes_that_were_drawn_after_the_fit():
+    """Its own plan, which was timed beside every other, and what it would choose of these ways today."""
+    rows = pd.read_csv(RECORDED / "h200" / "unseen-random-30-15.csv.xz").set_index(["problem", "what"])
+    own = rows["median_us"].xs("09", level="what")
+    ways = rows["median_us"][rows.index.get_level_values("what").str.contains("heads a block")]
+    timed_then = own / ways.groupby("problem").min().reindex(own.index)
+    today = regret(timed_problems(unseen=True)).set_index("problem")["ratio"]
+
+    assert rows["right"].all()
+    for ratio in (timed_then, today):
+        assert len(ratio) == 30 and ratio.notna().all()
+        assert ratio.median() < 1.03 and ratio.quantile(0.9) < 1.06 and ratio.max() < 1.10
 
 
 def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(table):
@@ -42,26 +58,23 @@ def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(table):
         zip(table["problem"], table["dtype"], strict=True)
     )
     random = unseen[unseen["problem"].str.startswith("random")]
-    assert len(random) == 110
-    assert random["ratio"].median() < 1.03 and random["ratio"].max() < 1.10
+    assert len(random) == RANDOM
+    assert random["ratio"].median() < 1.01 and random["ratio"].quantile(0.9) < 1.05
+    assert (random["ratio"] > 1.10).sum() <= 4 and random["ratio"].max() < 1.20
 
 
-def test_the_plan_that_was_chosen_before_those_shapes_were_seen_was_timed_beside_every_other():
-    """By earlier costs, on 50 shapes that were drawn afterwards: these are fitted to them too by now."""
-    rows = pd.read_csv(RECORDED / "h200" / "random-50-10.csv.xz").set_index(["problem", "what"])["median_us"]
-    own = rows.xs("09", level="what")
-    best = rows[rows.index.get_level_values("what").str.contains("heads a block")].groupby("problem").min()
-    ratio = own / best.reindex(own.index)
+def test_what_is_kept_from_the_fit_is_not_in_it(timed):
+    fitted = {(one.problem.name, one.problem.dtype) for one in timed}
+    unseen = {(one.problem.name, one.problem.dtype) for one in timed_problems(unseen=True)}
 
-    assert len(ratio) == 50 and ratio.notna().all()
-    assert ratio.median() < 1.03 and ratio.quantile(0.9) < 1.08 and ratio.max() < 1.22
+    assert len(unseen) == 30 and not fitted & unseen
 
 
 def test_of_shapes_on_which_peers_were_measured_it_is_near(table):
     known = table[table["problem"].isin(SHAPES)]
 
-    assert len(known) == 15
-    assert (known["ratio"] < 1.02).all(), known.to_string()
+    assert len(known) == 30  # each timed twice, on different days
+    assert (known["ratio"] < 1.01).all(), known.to_string()
 
 
 def test_equal_runs_that_count_segments_are_no_slower_than_by_tiles_alone():
@@ -109,15 +122,6 @@ def test_without_recordings_it_says_so(monkeypatch, tmp_path, capsys):
     assert "no timings here" in capsys.readouterr().out
 
 
-def test_whole_sequences_go_first_in_a_draw_and_nothing_else_is_out_of_order():
-    found = choices(SHAPES["S4"].replace(dtype="float8_e4m3fn"), 132, 232_448, 8, 16)
-    cheapest = min(one.cost for one in found)
-
-    assert found[0].whole and found[0].cost < 1.01 * cheapest
-    rest = [one.cost for one in found if not (one.whole and one.cost <= 1.01 * cheapest)]
-    assert rest == sorted(rest)
-
-
 def test_a_fit_finds_the_costs_that_times_were_made_with():
     """Of times by other costs than an H200's: it then chooses as those do, and tells their times."""
     true = dataclasses.replace(H200, bytes_in_flight=14_000, segment=2.0, cut=6.0, call=3.0)
@@ -136,7 +140,7 @@ def test_a_fit_finds_the_costs_that_times_were_made_with():
     assert regret(timed, costs=found)["ratio"].max() < 1.012  # a draw
     for one in timed:
         for choice, chosen in one.ways(Device(), found):
-            assert choice.cost == pytest.approx(one.times[chosen], rel=0.03)
+            assert choice.cost == pytest.approx(one.times[chosen], rel=0.05)
 
 
 def test_everything_that_a_choice_costs_is_fitted():
