@@ -2,7 +2,8 @@
 
 A way's cost is an estimate, in microseconds, of what its fullest multiprocessor takes: the time to read its
 part of the keys and values, to issue its instructions, or for its warps to wait for one tile after the other,
-whichever is longest, then what segments, blocks and cuts add. `Costs` says what these take on an H200:
+whichever is longest, then what segments and cuts add. Where blocks come to their end one by one, fewer and
+fewer are left to hide each other's waiting; the cost follows them. `Costs` says what these take on an H200:
 ``roof_fit`` fitted it to timings (``data/roof``) and tells how far the choice is from the best on shapes that
 a fit has not seen. A GPU with slower memory has about the same waiting times and more microseconds of
 reading.
@@ -21,11 +22,12 @@ from labs_common.problem import FP8, Problem
 BURST = 64  # bytes that memory hands out at a time
 OVERLAP = 8  # power by which reading, issuing and waiting hide each other; 1 would add them
 BLOCK_BYTES = 1536  # of shared memory beside rings and values: partials' maxima and sums, the driver's own
-DRAW = (
-    0.01  # relative difference of costs that tells nothing: whole sequences for every multiprocessor go first
-)
+# Relative difference of costs that tells nothing: whole sequences go first, where no multiprocessor is idle.
+DRAW = 0.01
 MERGED_AT_ONCE = 32  # partials of a row: eight threads of the merge have four loads each in flight
-VERY_SHORT, SHORT, SHORT_FLOAT32 = 3, 6, 12  # tiles that a warp has of a segment
+# Tiles that a warp has of a segment, below which a ring of three slots has been slower than one of two, and
+# (VERY_SHORT) one of four faster, since it looks beyond the segment.
+VERY_SHORT, SHORT, SHORT_FLOAT32 = 3, 6, 12
 KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 
@@ -51,7 +53,9 @@ class Costs:
     dimension_half: float = 4.9e-3
     dimension_fp8: float = 3.3e-3
 
-    early: float = 0.25  # of the reading that the fullest multiprocessor has beyond the mean: few are faster
+    early: float = (
+        0.25  # of the reading that the fullest multiprocessor has beyond the mean: few others read then
+    )
     alone: float = 8.0  # bytes that a row costs more where the rows beside it are read some other time
     again: float = 0.04  # of the reading time, where two blocks read the same at about the same time
     again_later: float = 0.91  # and where they do so at any time
@@ -103,6 +107,8 @@ def choices(
 ) -> list[Choice]:
     """All that stage 09 may do with a problem: whole sequences that draw with the cheapest, then by cost.
 
+    Whole sequences that leave multiprocessors idle do not go first in a draw.
+
     Args:
         problem: one that the stage takes.
         multiprocessors: of the GPU.
@@ -114,7 +120,7 @@ def choices(
     gpu = _Multiprocessor(problem, multiprocessors, shared_bytes, warps, tile_tokens, costs)
     tiles = sorted((-(-n // tile_tokens) for n in problem.context_lengths if n), reverse=True)
     long = np.mean(problem.context_lengths) >= KEPT_CONTEXT
-    found, idle = [], set()
+    found, idle = [], set()  # idle: heads a block of which there are too few blocks for all multiprocessors
     for block_heads in (heads for heads in (1, 2, 4, 8) if gpu.sets % heads == 0):
         groups = gpu.sets // block_heads
         blocks = groups * len(tiles) / multiprocessors
@@ -196,12 +202,14 @@ class _Multiprocessor:
         self._round = getattr(costs, f"tile_{kind}") + each * _products(problem, self.heads)
 
     def slots(self, wanted_blocks: float, segment_rounds: float, whole: bool) -> int:
-        """Of a ring: two, where blocks beside each other have enough in flight, or segments are short.
+        """Of a ring: two, which keep enough in flight where blocks are beside each other, or more.
 
-        More, up to four, where a block is alone, or the last of several that take turns will be, or where
-        issuing takes longer than reading; as long as no block has to go for them. float32 has enough to do
-        with three, and with two where it issues for longer than it reads; its whole sequences, where they
-        differ in length, are better off one after the other, with four slots.
+        In float32 three for a block alone whose segments are not short; four, and blocks one after the other,
+        for whole sequences of different lengths; two in any case where issuing takes longer than reading.
+        In 16 bits up to four for a block alone with whole sequences; with runs three, but two where segments
+        are short and four where they are very short. In fp8 up to four for a block alone, or the last of
+        several that take turns. In 16 bits and fp8 up to four also where issuing takes longer than reading.
+        All of these as long as no block has to go for them.
 
         Args:
             wanted_blocks: of a multiprocessor.
@@ -259,16 +267,16 @@ class _Multiprocessor:
 
         Args:
             slots: of a ring.
-            places: rounds of each, in blocks that follow each other.
+            places: rounds of each; a place has one block after the other, and places are beside each other.
             times_read: what reading costs over everything once and in order.
             loaded: this multiprocessor's work over the mean.
             ends: microseconds between blocks that follow each other.
         """
         total, done, before, found = sum(places), 0.0, 0, 0.0
         for left, rounds in zip(range(len(places), 0, -1), sorted(places), strict=True):
-            part = left * (rounds - before) / max(1, total)
+            part = left * (rounds - before) / max(1, total)  # of all, while so many are left
             if part:
-                # Beyond the mean few others read.
+                # What of it lies below the mean of all multiprocessors; beyond it few others read.
                 usual = min(max(0.0, 1 / loaded - done), part)
                 reads = loaded * (usual + self._costs.early * (part - usual))
                 found += self.busy(

@@ -102,7 +102,10 @@ def cross_validated(
         jobs: processes.
         progress: wraps the folds.
     """
-    order = np.random.default_rng(0).permutation(len(timed)) % folds
+    keys = [(one.problem.name, one.problem.dtype) for one in timed]
+    names = list(dict.fromkeys(keys))  # one that was timed twice is one problem
+    fold_of = dict(zip(names, np.random.default_rng(0).permutation(len(names)) % folds, strict=True))
+    order = [fold_of[key] for key in keys]
     parts = [
         (
             [one for one, fold in zip(timed, order, strict=True) if fold != left],

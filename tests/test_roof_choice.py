@@ -39,8 +39,8 @@ def test_dealing_loses_nothing_and_is_even(tiles, takers, beside):
     dealt = _dealt(tiles, takers, beside)
 
     assert sorted((one for taken in dealt for one in taken), reverse=True) == tiles and len(dealt) == takers
-    if beside == 1 and tiles:  # longest first: at most 4/3 of the best possible (Graham 1969)
-        assert max(map(sum, dealt)) <= 4 / 3 * max(tiles[0], sum(tiles) / takers) + tiles[0] / 3
+    if beside == 1 and tiles:  # whoever is free takes the next: Graham's bound of 1966
+        assert max(map(sum, dealt)) <= sum(tiles) / takers + tiles[0] * (1 - 1 / takers) + 1e-9
 
 
 def test_places_that_end_together_cost_what_they_cost_beside_each_other():

@@ -47,7 +47,7 @@ def test_it_is_near_on_shapes_that_were_drawn_after_the_fit():
     assert rows["right"].all()
     for ratio in (timed_then, today):
         assert len(ratio) == 30 and ratio.notna().all()
-        assert ratio.median() < 1.03 and ratio.quantile(0.9) < 1.06 and ratio.max() < 1.10
+        assert ratio.median() < 1.012 and ratio.quantile(0.9) < 1.06 and ratio.max() < 1.075
 
 
 def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(table):
@@ -64,16 +64,18 @@ def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(table):
 
 
 def test_what_is_kept_from_the_fit_is_not_in_it(timed):
-    fitted = {(one.problem.name, one.problem.dtype) for one in timed}
-    unseen = {(one.problem.name, one.problem.dtype) for one in timed_problems(unseen=True)}
+    def shape(one):
+        return one.problem.replace(name="")
 
-    assert len(unseen) == 30 and not fitted & unseen
+    unseen = [shape(one) for one in timed_problems(unseen=True)]
+
+    assert len(unseen) == 30 and not set(unseen) & {shape(one) for one in timed}
 
 
 def test_of_shapes_on_which_peers_were_measured_it_is_near(table):
     known = table[table["problem"].isin(SHAPES)]
 
-    assert len(known) == 30  # each timed twice, on different days
+    assert len(known) == 30  # each timed in two runs
     assert (known["ratio"] < 1.01).all(), known.to_string()
 
 
@@ -140,6 +142,7 @@ def test_a_fit_finds_the_costs_that_times_were_made_with():
     assert regret(timed, costs=found)["ratio"].max() < 1.012  # a draw
     for one in timed:
         for choice, chosen in one.ways(Device(), found):
+            # what hides behind reading shows little in a cost, and is hard to find
             assert choice.cost == pytest.approx(one.times[chosen], rel=0.05)
 
 

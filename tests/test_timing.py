@@ -129,6 +129,7 @@ def test_a_short_graph_goes_through_its_sets_again_and_a_long_one_does_not():
     assert found["a"].calls == 10 and found["a"].sets == 2 and found["a"].rounds == 3
     assert found["b"].median_s == pytest.approx(4003e-6) and found["b"].calls == 1
     assert sorted(gpu.lengths[-6:]) == [1, 1, 1, 10, 10, 10]
+    assert gpu.lengths.count(10) == 3 + 2  # two that are not measured
 
 
 def test_rounds_have_an_order_of_their_own():
