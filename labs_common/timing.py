@@ -91,7 +91,7 @@ def time_gpu(
             end.synchronize()
             once = xp.cuda.get_elapsed_time(start, end) / 1e3
             if once < graph_s:
-                again = list(sets) * math.ceil(graph_s / once)
+                again = list(sets) * math.ceil(graph_s / max(once, 1e-6))
                 graphs[name], counts[name] = captured(stream, again), len(again)
                 graphs[name].launch(stream)
                 graphs[name].launch(stream)
