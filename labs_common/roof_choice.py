@@ -53,9 +53,7 @@ class Costs:
     dimension_half: float = 4.9e-3
     dimension_fp8: float = 3.3e-3
 
-    early: float = (
-        0.25  # of the reading that the fullest multiprocessor has beyond the mean: few others read then
-    )
+    early: float = 0.25  # of the fullest multiprocessor's reading beyond the mean, when few others read
     alone: float = 8.0  # bytes that a row costs more where the rows beside it are read some other time
     again: float = 0.04  # of the reading time, where two blocks read the same at about the same time
     again_later: float = 0.91  # and where they do so at any time

@@ -32,6 +32,16 @@ def test_the_corpus_covers_every_stage_and_tool():
     assert all(c.why for c in BUGS if c.sanitizer != c.expect.tool)
 
 
+def test_no_case_runs_what_a_fitted_cost_chooses():
+    """Else the next fit changes the kernel under a verdict that was recorded on a GPU."""
+    for case in (*BUGS, *HONEST):
+        if case.stage.id.startswith("09"):
+            options = case.plan_changes["options"]
+            decided = {"whole", "block_heads", "ring_slots", "evict_first"}
+            decided |= set() if options["whole"] else {"blocks", "segment_tiles"}
+            assert set(options) >= decided, case.name
+
+
 @both
 @pytest.mark.parametrize("case", BUGS, ids=named)
 def test_the_bug_is_found_on_its_line(case, core):
