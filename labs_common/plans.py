@@ -318,19 +318,17 @@ def plan_memory_roof(
     _supports_ring(problem, device)
     if block_heads is not None:
         _head_groups(problem, block_heads)
-    asked = {"block_heads": block_heads, "ring_slots": ring_slots, "evict_first": evict_first, "whole": whole}
+    asked = {"whole": whole, "block_heads": block_heads, "ring_slots": ring_slots, "evict_first": evict_first}
+    if blocks is not None:
+        asked["whole"] = bool(whole)
+        asked["runs"] = _at_least_1("blocks", blocks, 1) / device.multiprocessors
     asked = {name: value for name, value in asked.items() if value is not None}
     ways = choices(
         problem, device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
     )
-    ways.sort(key=lambda way: blocks is not None and way.runs * device.multiprocessors != blocks)
-    best = next(
-        way
-        for way in ways
-        if asked.get("block_heads", way.block_heads) == way.block_heads
-        and asked.get("whole", way.whole) == way.whole
-    )
-    best = dataclasses.replace(best, **asked)
+    # The cheapest of those that have most of what is asked for; what none has is put into it.
+    best = min(ways, key=lambda way: [getattr(way, name) != value for name, value in asked.items()])
+    best = dataclasses.replace(best, **{name: value for name, value in asked.items() if name != "runs"})
     groups, block_heads = _head_groups(problem, best.block_heads)
     if best.whole:
         runs = whole_sequences(problem.context_lengths, groups)

@@ -23,7 +23,8 @@ from labs_common.engines import Engine, GpuEngine
 from labs_common.known_shapes import SHAPES
 from labs_common.plans import Plan
 from labs_common.problem import FP8, Problem
-from labs_common.roof_choice import BLOCK_BYTES, resident_by_registers
+from labs_common.roof_code import machine_code
+from labs_common.roof_work import BLOCK_BYTES, RING_SLOTS, heads_of_a_set
 from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
@@ -94,15 +95,15 @@ def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Co
     add("09", ROOF[-1])
     add("09, equal runs", ROOF[-1], whole=False)
     add("09, equal runs by tiles alone", ROOF[-1], whole=False, segment_tiles=0)
-    head_sets = -(-problem.group_size // 8)
-    most = resident_by_registers(problem, -(-problem.group_size // head_sets))
-    sets = problem.kv_heads * head_sets
+    group_sets, heads = heads_of_a_set(problem)
+    sets = problem.kv_heads * group_sets
     for block_heads in (heads for heads in (1, 2, 4, 8) if sets % heads == 0):
         blocks = sets // block_heads * problem.batch
-        for slots in (2, 3, 4):
+        for slots in RING_SLOTS:
             options = {"block_heads": block_heads, "ring_slots": slots}
             label = f"09, {block_heads} heads a block, {slots} slots"
-            for runs, words in tuple(RUNS.items())[:most]:
+            code = machine_code(problem, heads, slots)
+            for runs, words in tuple(RUNS.items())[: code.blocks if code else 1]:
                 few = {"whole": False, "blocks": runs * device.multiprocessors}
                 add(label + words, ROOF[-1], runs, **options, evict_first=True, **few)
             if 2 * blocks < device.multiprocessors:

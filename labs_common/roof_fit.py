@@ -1,4 +1,4 @@
-"""Fit the costs that stage 09 chooses by to recorded timings: ``python -m labs_common.roof_fit`` (minutes).
+"""Fit the costs that stage 09 chooses by to recorded timings: ``python -m labs_common.roof_fit``.
 
 Prints the costs, and by cross-validation how far the choice is from the best way on problems that its costs
 were not fitted to.
@@ -9,37 +9,77 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
 from labs_common.plans import Device
-from labs_common.roof_choice import H200, Costs
-from labs_common.roof_regret import Timed, regret, timed_problems
+from labs_common.roof_bench import Way
+from labs_common.roof_choice import H200, Costs, cost
+from labs_common.roof_regret import Timed, arguments, regret, timed_problems
+from labs_common.roof_work import ways
 
 FITTED = tuple(f.name for f in dataclasses.fields(Costs) if f.name != "bytes_per_us")
-FOLDS = 5
+FOLDS = 10
 NEAR = 4.0  # how fast a way counts less that is slower than the best: by e for every quarter
 FAR = 0.03  # what the slowest counts for
 OUTLIER = 0.15  # relative error from which a way pulls no more
-RANK = 3.0  # weight of choosing well over being right about the time
+RANK = 5.0  # weight of choosing well over being right about the time of a way
 TIE = 0.02  # relative difference of costs that is a toss-up
 
 # Where a fit begins, so that it knows nothing of the problems that are kept from it.
 ROUGH = Costs(
-    **{"bytes_in_flight": 1e4, "alone": 10, "late_partial": 0.1},
+    **{"bytes_in_flight": 1e4, "latency": 0.5, "apart": 10.0, "elsewhere": 5.0, "late_partial": 0.1},
     **dict.fromkeys(("issue_float32", "issue_half", "issue_fp8"), 5e3),
-    **dict.fromkeys(("tile_float32", "tile_half", "tile_fp8"), 0.5),
+    **dict.fromkeys(("tile_float32", "tile_half", "tile_fp8", "ring"), 0.5),
     **dict.fromkeys(("product_float32", "dimension_half", "dimension_fp8"), 1e-3),
-    **dict.fromkeys(("early", "again", "several_runs", "fixed"), 0.1),
+    **dict.fromkeys(("early", "again", "fixed"), 0.1),
     **dict.fromkeys(("again_later", "segment", "segment_output", "block"), 1.0),
     **dict.fromkeys(("call", "cut", "partial"), 2.0),
 )
 
 
-def fit(timed: Sequence[Timed], start: Costs = ROUGH, rounds: int = 40) -> Costs:
+@dataclass(frozen=True)
+class Timings:
+    """Every way that was timed, of all problems.
+
+    Attributes:
+        work: ``[ways]`` of `roof_work.WAY`.
+        us: ``[ways]`` microseconds.
+        slower: ``[ways]`` these over the best of the same problem.
+        problem: ``[ways]`` whose way it is.
+        choose: ``[ways]`` whether it counts as something to choose; where runs were cut by tiles alone, none does.
+    """
+
+    work: np.ndarray
+    us: np.ndarray
+    slower: np.ndarray
+    problem: np.ndarray
+    choose: np.ndarray
+
+    def of(self, problems: np.ndarray) -> Timings:
+        """Those of some problems alone."""
+        mine = np.isin(self.problem, problems)
+        return Timings(*(getattr(self, field.name)[mine] for field in dataclasses.fields(self)))
+
+
+def timings(timed: Sequence[Timed]) -> Timings:
+    """All that was timed, in the order of the problems."""
+    parts = []
+    for number, one in enumerate(timed):
+        work = ways(*arguments(one.problem, Device()))
+        names = ("block_heads", "ring_slots", "runs", "evict_first")
+        us = np.array([one.times.get(Way(*(way[name].item() for name in names)), np.nan) for way in work])
+        mine = np.isfinite(us) & ((work["runs"] == 0) | (not one.by_tiles))
+        slower = us[mine] / min(one.times.values())
+        count = np.full(mine.sum(), number)
+        parts.append((work[mine], us[mine], slower, count, np.full(len(count), not one.by_tiles)))
+    return Timings(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def fit(timed: Timings, start: Costs = ROUGH, rounds: int = 60) -> Costs:
     """The costs whose choices and times are nearest to what was timed: Levenberg-Marquardt on logarithms."""
     values = np.log([getattr(start, name) for name in FITTED])
     error, damping = _errors(timed, _costs(values)), 1e-2
@@ -68,53 +108,41 @@ def _costs(values: np.ndarray) -> Costs:
     return dataclasses.replace(H200, **dict(zip(FITTED, np.exp(values).tolist(), strict=True)))
 
 
-def _errors(timed: Sequence[Timed], costs: Costs) -> np.ndarray:
+def _errors(timed: Timings, costs: Costs) -> np.ndarray:
     """Of every way its relative error in time, of every problem what choosing by these costs loses."""
-    found = []
-    for one in timed:
-        ways = one.ways(Device(), costs)
-        if not ways:
-            continue
-        cost = np.array([choice.cost for choice, _ in ways])
-        slower = np.array([one.times[way] for _, way in ways]) / min(one.times.values())
-        weight = np.sqrt(np.exp(-NEAR * (slower - 1)) + FAR)
-        error = np.log(cost / (slower * min(one.times.values())))
-        found.append(weight * np.clip(error, -OUTLIER, OUTLIER))
-        if not one.by_tiles:
-            likely = (cost / cost.min()) ** (-1 / TIE)
-            found.append([RANK * float(likely @ (slower - 1)) / likely.sum()])
-    return np.concatenate(found)
+    found = cost(timed.work, costs)
+    weight = np.sqrt(np.exp(-NEAR * (timed.slower - 1)) + FAR)
+    errors = weight * np.clip(np.log(found / timed.us), -OUTLIER, OUTLIER)
 
-
-def _held_out(fold: tuple[Sequence[Timed], Sequence[Timed]]) -> pd.DataFrame:
-    fitted, held_out = fold
-    return regret([one for one in held_out if not one.by_tiles], costs=fit(fitted))
+    _, problem = np.unique(timed.problem[timed.choose], return_inverse=True)
+    chosen, slower = found[timed.choose], timed.slower[timed.choose] - 1
+    least = np.full(problem.max(initial=-1) + 1, np.inf)
+    np.minimum.at(least, problem, chosen)
+    likely = (chosen / least[problem]) ** (-1 / TIE)
+    lost = np.bincount(problem, likely * slower) / np.bincount(problem, likely)
+    return np.concatenate([errors, RANK * lost])
 
 
 def cross_validated(
-    timed: Sequence[Timed], folds: int = FOLDS, jobs: int | None = None, progress: Callable = tqdm
+    timed: Sequence[Timed], folds: int = FOLDS, progress: Callable = tqdm
 ) -> pd.DataFrame:
     """``regret`` of every problem by costs that were fitted to the problems of other folds.
 
     Args:
         timed: problems; the same one always falls into the same fold.
         folds: parts, each left out of one fit.
-        jobs: processes.
         progress: wraps the folds.
     """
     keys = [(one.problem.name, one.problem.dtype) for one in timed]
     names = list(dict.fromkeys(keys))  # one that was timed twice is one problem
     fold_of = dict(zip(names, np.random.default_rng(0).permutation(len(names)) % folds, strict=True))
-    order = [fold_of[key] for key in keys]
-    parts = [
-        (
-            [one for one, fold in zip(timed, order, strict=True) if fold != left],
-            [one for one, fold in zip(timed, order, strict=True) if fold == left],
-        )
-        for left in range(folds)
-    ]
-    with ProcessPoolExecutor(jobs) as pool:
-        return pd.concat(list(progress(pool.map(_held_out, parts), total=folds)), ignore_index=True)
+    fold = np.array([fold_of[key] for key in keys])
+    everything, tables = timings(timed), []
+    for left in progress(range(folds)):
+        costs = fit(everything.of(np.flatnonzero(fold != left)))
+        held_out = [one for one, its in zip(timed, fold, strict=True) if its == left and not one.by_tiles]
+        tables.append(regret(held_out, costs=costs))
+    return pd.concat(tables, ignore_index=True)
 
 
 def main() -> None:
@@ -134,7 +162,7 @@ def main() -> None:
             table.round(4).to_csv(options.save, index=False)
         print(table.nlargest(8, "ratio").to_string(index=False, float_format="{:.3f}".format))
         print(table["ratio"].describe(percentiles=(0.5, 0.9)).to_string(float_format="{:.3f}".format))
-    for name, value in dataclasses.asdict(fit(timed)).items():
+    for name, value in dataclasses.asdict(fit(timings(timed))).items():
         print(f"{name:16} {value:.4g}")
 
 

@@ -35,29 +35,19 @@ class Timed:
     by_tiles: bool
 
     def ways(self, device: Device, costs: Costs = H200) -> list[tuple[Choice, Way]]:
-        """All that stage 09 may choose and that was timed, in its order; with the nearest way that was.
-
-        What was timed with other slots or the other L2 policy alone is the nearest of these.
-        """
-        problem = self.problem
-        offered = choices(
-            problem,
-            device.multiprocessors,
-            device.max_shared_bytes,
-            RING_WARPS,
-            ring_tile_tokens(problem),
-            costs,
-        )
+        """All that stage 09 may choose and that was timed, in its order."""
         found = []
-        for one in offered:
-            alike = [k for k in self.times if (k.block_heads, k.runs) == (one.block_heads, one.runs)]
-            if alike and (one.whole or not self.by_tiles):
-                nearest = min(
-                    alike,
-                    key=lambda k: (k.evict_first != one.evict_first, abs(k.slots - one.ring_slots), k.slots),
-                )
-                found.append((one, nearest))
+        for one in choices(*arguments(self.problem, device), costs):
+            key = Way(one.block_heads, one.ring_slots, one.runs, one.evict_first)
+            if key in self.times and (one.whole or not self.by_tiles):
+                found.append((one, key))
         return found
+
+
+def arguments(problem: Problem, device: Device) -> tuple[Problem, int, int, int, int]:
+    """Of ``roof_choice.choices``, as stage 09 passes them."""
+    sizes = device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
+    return problem, *sizes
 
 
 def timed_problems(gpu: str = "h200", unseen: bool = False) -> list[Timed]:
