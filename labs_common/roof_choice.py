@@ -18,8 +18,13 @@ import numpy as np
 from labs_common.problem import Problem
 from labs_common.roof_work import ways
 
-OVERLAP = 4  # power by which reading, issuing and waiting hide each other; 1 would add them
-IN_FLIGHT = 8  # the same for bytes in flight and those that memory needs to be busy
+# Powers by which things hide each other; 1 would add them up.
+READING = 6  # reading, and what warps do
+WORKING = 4  # issuing instructions, and waiting for their results
+IN_FLIGHT = 8  # bytes in flight, and those that memory needs to be busy
+# Relative difference of costs that tells nothing: of whole sequences of different lengths, the fewer blocks are
+# beside each other the better, since they end more evenly.
+DRAW = 0.003
 
 
 @dataclass(frozen=True)
@@ -30,38 +35,39 @@ class Costs:
     """
 
     bytes_per_us: float = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-    bytes_in_flight: float = 12_470  # of a multiprocessor, from which latency hardly shows
-    latency: float = 0.447  # from a warp's request for a tile to the tile
+    bytes_in_flight: float = 15_510  # of a multiprocessor, from which latency hardly shows
+    latency: float = 0.436  # from a warp's request for a tile to the tile
     # Warp instructions that a multiprocessor issues in a microsecond.
-    issue_float32: float = 6_410
-    issue_half: float = 5_750
-    issue_fp8: float = 5_230
+    issue_float32: float = 6_170
+    issue_half: float = 5_140
+    issue_fp8: float = 5_100
     # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
     # dimension or, in float32, for each product that a lane adds up.
-    tile_float32: float = 0.457
-    tile_half: float = 0.366
-    tile_fp8: float = 0.332
-    product_float32: float = 0.64e-3
-    dimension_half: float = 3.51e-3
-    dimension_fp8: float = 2.77e-3
+    tile_float32: float = 0.504
+    tile_half: float = 0.345
+    tile_fp8: float = 0.363
+    product_float32: float = 0.632e-3
+    dimension_half: float = 4.32e-3
+    dimension_fp8: float = 2.95e-3
 
-    early: float = 0.166  # of the fullest multiprocessor's reading beyond the mean, when few others read
+    early: float = 0.207  # of the fullest multiprocessor's reading beyond the mean, when few others read
     # Bytes that a row costs more where the rows beside it are read some other time, and for every block beside
     # this one, which reads elsewhere.
-    apart: float = 9.5
-    elsewhere: float = 3.0
-    again: float = 0.057  # of the reading time, where two blocks read the same at about the same time
-    again_later: float = 0.83  # and where they do so at any time
-    fixed: float = 0.052  # of the issuing time, where work is dealt out before it shows who is slow
+    apart: float = 7.63
+    elsewhere: float = 3.83
+    again: float = 0.0717  # of the reading time, where two blocks read the same at about the same time
+    again_later: float = 0.877  # and where they do so at any time
+    several_runs: float = 0.018  # of the reading time, where runs beside each other read in different places
+    fixed: float = 0.0493  # of the issuing time, where work is dealt out before it shows who is slow
 
-    call: float = 1.23  # a launch, its first tiles and its last results
-    ring: float = 0.20  # times that rings take the time of reading what fills them
-    segment: float = 1.39  # of a segment: its queries, its partials' merge and its output
-    segment_output: float = 0.94  # the same for every 1,024 numbers of output
-    block: float = 2.53  # of a block: its start and its end
-    cut: float = 5.94  # the merge's launch and its wait for all partials
-    partial: float = 2.01  # times that partials take the time of reading them
-    late_partial: float = 0.0163  # of a row's partial beyond those that are merged at once
+    call: float = 1.65  # a launch, its first tiles and its last results
+    ring: float = 0.111  # times that rings take the time of reading what fills them
+    segment: float = 1.41  # of a segment: its queries, its partials' merge and its output
+    segment_output: float = 0.937  # the same for every 1,024 numbers of output
+    block: float = 2.5  # of a block: its start and its end
+    cut: float = 6.05  # the merge's launch and its wait for all partials
+    partial: float = 2.08  # times that partials take the time of reading them
+    late_partial: float = 0.0149  # of a row's partial beyond those that are merged at once
 
 
 H200 = Costs()
@@ -98,7 +104,7 @@ def choices(
     tile_tokens: int,
     costs: Costs = H200,
 ) -> list[Choice]:
-    """All that stage 09 may do with a problem, the cheapest first.
+    """All that stage 09 may do with a problem, the cheapest first, but for a draw.
 
     Args:
         problem: one that the stage takes.
@@ -111,7 +117,7 @@ def choices(
     work = ways(problem, multiprocessors, shared_bytes, warps, tile_tokens)
     total = cost(work, costs)
     found = []
-    for number in np.argsort(total, kind="stable"):
+    for number in order(work, total):
         way = work[number]
         runs = int(way["runs"])
         found.append(
@@ -126,6 +132,21 @@ def choices(
             )
         )
     return found
+
+
+def order(work: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """Indices of the ways in the order of choice.
+
+    Args:
+        work: of one problem.
+        total: its `cost`.
+    """
+    found = np.argsort(total, kind="stable")
+    if work["runs"][found[0]] or not work["uneven"][found[0]]:
+        return found
+    draws = (work["runs"] == 0) & (total <= (1 + DRAW) * total[found[0]])
+    first = min(np.flatnonzero(draws), key=lambda number: (work["beside"][number], total[number]))
+    return np.array([first, *found[found != first]])
 
 
 def cost(work: np.ndarray, costs: Costs = H200) -> np.ndarray:
@@ -166,7 +187,8 @@ def busy(work: np.ndarray, costs: Costs = H200) -> np.ndarray:
     issuing = (work["instructions"] / issue)[:, None] * issued + ends / np.maximum(1, left)
 
     waiting = work["rounds"] * _round(work, costs)[:, None] + ends
-    return np.where(left > 0, _longest(OVERLAP, reading, issuing, waiting), 0).sum(axis=1)
+    working = _longest(WORKING, issuing, waiting)
+    return np.where(left > 0, _longest(READING, reading, working), 0).sum(axis=1)
 
 
 def _longest(power: float, *times: np.ndarray | float) -> np.ndarray:
@@ -182,7 +204,7 @@ def _round(work: np.ndarray, costs: Costs) -> np.ndarray:
     tile = np.array([costs.tile_float32, costs.tile_half, costs.tile_fp8])[work["kind"]]
     each = np.array([costs.product_float32, costs.dimension_half, costs.dimension_fp8])[work["kind"]]
     works = tile + each * work["products"]
-    return _longest(OVERLAP, works, (2 * costs.latency + works) / work["ring_slots"])
+    return _longest(WORKING, works, (2 * costs.latency + works) / work["ring_slots"])
 
 
 def _times_read(work: np.ndarray, costs: Costs) -> np.ndarray:
@@ -191,7 +213,7 @@ def _times_read(work: np.ndarray, costs: Costs) -> np.ndarray:
     Whole sequences' blocks begin together, equal runs read at any time.
     """
     again = np.where(work["runs"] == 0, costs.again, costs.again_later)
-    times = (1 + again * work["again"]) * work["bursts"]
+    times = (1 + again * work["again"]) * (1 + costs.several_runs * (work["runs"] > 1)) * work["bursts"]
     return times * (1 + costs.apart * work["apart"]) * (1 + costs.elsewhere * work["elsewhere"])
 
 

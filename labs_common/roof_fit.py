@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
+from labs_common.known_shapes import SHAPES
 from labs_common.plans import Device
 from labs_common.roof_bench import Way
 from labs_common.roof_choice import H200, Costs, cost
@@ -28,6 +29,7 @@ FAR = 0.03  # what the slowest counts for
 OUTLIER = 0.15  # relative error from which a way pulls no more
 RANK = 5.0  # weight of choosing well over being right about the time of a way
 TIE = 0.02  # relative difference of costs that is a toss-up
+KNOWN = 3.0  # weight of a shape on which peers are measured over a random one
 
 # Where a fit begins, so that it knows nothing of the problems that are kept from it.
 ROUGH = Costs(
@@ -35,7 +37,7 @@ ROUGH = Costs(
     **dict.fromkeys(("issue_float32", "issue_half", "issue_fp8"), 5e3),
     **dict.fromkeys(("tile_float32", "tile_half", "tile_fp8", "ring"), 0.5),
     **dict.fromkeys(("product_float32", "dimension_half", "dimension_fp8"), 1e-3),
-    **dict.fromkeys(("early", "again", "fixed"), 0.1),
+    **dict.fromkeys(("early", "again", "several_runs", "fixed"), 0.1),
     **dict.fromkeys(("again_later", "segment", "segment_output", "block"), 1.0),
     **dict.fromkeys(("call", "cut", "partial"), 2.0),
 )
@@ -51,6 +53,7 @@ class Timings:
         slower: ``[ways]`` these over the best of the same problem.
         problem: ``[ways]`` whose way it is.
         choose: ``[ways]`` whether it counts as something to choose; where runs were cut by tiles alone, none does.
+        weight: ``[ways]`` of its problem.
     """
 
     work: np.ndarray
@@ -58,6 +61,7 @@ class Timings:
     slower: np.ndarray
     problem: np.ndarray
     choose: np.ndarray
+    weight: np.ndarray
 
     def of(self, problems: np.ndarray) -> Timings:
         """Those of some problems alone."""
@@ -74,8 +78,9 @@ def timings(timed: Sequence[Timed]) -> Timings:
         us = np.array([one.times.get(Way(*(way[name].item() for name in names)), np.nan) for way in work])
         mine = np.isfinite(us) & ((work["runs"] == 0) | (not one.by_tiles))
         slower = us[mine] / min(one.times.values())
-        count = np.full(mine.sum(), number)
-        parts.append((work[mine], us[mine], slower, count, np.full(len(count), not one.by_tiles)))
+        whose, choose = np.full(mine.sum(), number), np.full(mine.sum(), not one.by_tiles)
+        weight = np.full(mine.sum(), KNOWN if one.problem.name in SHAPES else 1.0)
+        parts.append((work[mine], us[mine], slower, whose, choose, weight))
     return Timings(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -111,7 +116,7 @@ def _costs(values: np.ndarray) -> Costs:
 def _errors(timed: Timings, costs: Costs) -> np.ndarray:
     """Of every way its relative error in time, of every problem what choosing by these costs loses."""
     found = cost(timed.work, costs)
-    weight = np.sqrt(np.exp(-NEAR * (timed.slower - 1)) + FAR)
+    weight = np.sqrt(timed.weight * (np.exp(-NEAR * (timed.slower - 1)) + FAR))
     errors = weight * np.clip(np.log(found / timed.us), -OUTLIER, OUTLIER)
 
     _, problem = np.unique(timed.problem[timed.choose], return_inverse=True)
@@ -120,7 +125,8 @@ def _errors(timed: Timings, costs: Costs) -> np.ndarray:
     np.minimum.at(least, problem, chosen)
     likely = (chosen / least[problem]) ** (-1 / TIE)
     lost = np.bincount(problem, likely * slower) / np.bincount(problem, likely)
-    return np.concatenate([errors, RANK * lost])
+    weight = np.bincount(problem, timed.weight[timed.choose]) / np.bincount(problem)
+    return np.concatenate([errors, RANK * np.sqrt(weight) * lost])
 
 
 def cross_validated(

@@ -35,6 +35,7 @@ WAY = np.dtype(
         ("output", float),  # thousands (1,024) of numbers of a segment's output
         ("slot_bytes", float),  # of all warps of a block
         ("tiles", float),
+        ("uneven", bool),  # whether contexts are of different lengths
         # Of its fullest multiprocessor, while BESIDE or fewer blocks are left, part by part:
         ("left", float, BESIDE),  # blocks
         ("rounds", float, BESIDE),  # tiles that a warp has one after the other
@@ -120,6 +121,7 @@ def _ways(
                 "output": heads * problem.head_dim / 1024,
                 "slot_bytes": slot_bytes,
                 "tiles": mean_tiles,
+                "uneven": len(set(problem.context_lengths)) > 1,
             }
             beside = min(most, max(1, -int(-blocks // 1)))
             if (block_heads, beside) not in dealt:
