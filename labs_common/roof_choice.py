@@ -22,9 +22,10 @@ from labs_common.roof_work import ways
 READING = 6  # reading, and what warps do
 WORKING = 4  # issuing instructions, and waiting for their results
 IN_FLIGHT = 8  # bytes in flight, and those that memory needs to be busy
-# Relative difference of costs that tells nothing: of whole sequences of different lengths, the fewer blocks are
-# beside each other the better, since they end more evenly.
-DRAW = 0.003
+# Relative difference of costs that tells nothing. Whole sequences, which have no merge to wait for, go first where
+# no multiprocessor is idle: of equal length those with the fewest blocks after each other, whose beginnings cost, of
+# different lengths those with the fewest beside each other, which end most evenly.
+DRAW = 0.01
 
 
 @dataclass(frozen=True)
@@ -35,39 +36,39 @@ class Costs:
     """
 
     bytes_per_us: float = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-    bytes_in_flight: float = 15_510  # of a multiprocessor, from which latency hardly shows
-    latency: float = 0.436  # from a warp's request for a tile to the tile
+    bytes_in_flight: float = 15_440  # of a multiprocessor, from which latency hardly shows
+    latency: float = 0.441  # from a warp's request for a tile to the tile
     # Warp instructions that a multiprocessor issues in a microsecond.
-    issue_float32: float = 6_170
-    issue_half: float = 5_140
-    issue_fp8: float = 5_100
+    issue_float32: float = 6_100
+    issue_half: float = 5_080
+    issue_fp8: float = 5_040
     # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
     # dimension or, in float32, for each product that a lane adds up.
     tile_float32: float = 0.504
-    tile_half: float = 0.345
-    tile_fp8: float = 0.363
-    product_float32: float = 0.632e-3
-    dimension_half: float = 4.32e-3
+    tile_half: float = 0.359
+    tile_fp8: float = 0.365
+    product_float32: float = 0.641e-3
+    dimension_half: float = 4.17e-3
     dimension_fp8: float = 2.95e-3
 
-    early: float = 0.207  # of the fullest multiprocessor's reading beyond the mean, when few others read
+    early: float = 0.209  # of the fullest multiprocessor's reading beyond the mean, when few others read
     # Bytes that a row costs more where the rows beside it are read some other time, and for every block beside
     # this one, which reads elsewhere.
-    apart: float = 7.63
-    elsewhere: float = 3.83
-    again: float = 0.0717  # of the reading time, where two blocks read the same at about the same time
-    again_later: float = 0.877  # and where they do so at any time
-    several_runs: float = 0.018  # of the reading time, where runs beside each other read in different places
-    fixed: float = 0.0493  # of the issuing time, where work is dealt out before it shows who is slow
+    apart: float = 7.75
+    elsewhere: float = 3.84
+    again: float = 0.0826  # of the reading time, where two blocks read the same at about the same time
+    again_later: float = 0.874  # and where they do so at any time
+    several_runs: float = 0.0178  # of the reading time, where runs beside each other read in different places
+    fixed: float = 0.0316  # of the issuing time, where work is dealt out before it shows who is slow
 
-    call: float = 1.65  # a launch, its first tiles and its last results
-    ring: float = 0.111  # times that rings take the time of reading what fills them
-    segment: float = 1.41  # of a segment: its queries, its partials' merge and its output
-    segment_output: float = 0.937  # the same for every 1,024 numbers of output
-    block: float = 2.5  # of a block: its start and its end
-    cut: float = 6.05  # the merge's launch and its wait for all partials
-    partial: float = 2.08  # times that partials take the time of reading them
-    late_partial: float = 0.0149  # of a row's partial beyond those that are merged at once
+    call: float = 1.87  # a launch, its first tiles and its last results
+    ring: float = 0.14  # times that rings take the time of reading what fills them
+    segment: float = 1.46  # of a segment: its queries, its partials' merge and its output
+    segment_output: float = 0.918  # the same for every 1,024 numbers of output
+    block: float = 2.05  # of a block: its start and its end
+    cut: float = 5.66  # the merge's launch and its wait for all partials
+    partial: float = 2.17  # times that partials take the time of reading them
+    late_partial: float = 0.0144  # of a row's partial beyond those that are merged at once
 
 
 H200 = Costs()
@@ -142,10 +143,11 @@ def order(work: np.ndarray, total: np.ndarray) -> np.ndarray:
         total: its `cost`.
     """
     found = np.argsort(total, kind="stable")
-    if work["runs"][found[0]] or not work["uneven"][found[0]]:
+    draws = (work["runs"] == 0) & ~work["idle"] & (total <= (1 + DRAW) * total[found[0]])
+    if not draws.any():
         return found
-    draws = (work["runs"] == 0) & (total <= (1 + DRAW) * total[found[0]])
-    first = min(np.flatnonzero(draws), key=lambda number: (work["beside"][number], total[number]))
+    fewest = np.where(work["uneven"], work["beside"], work["turns"])
+    first = min(np.flatnonzero(draws), key=lambda number: (fewest[number], total[number]))
     return np.array([first, *found[found != first]])
 
 

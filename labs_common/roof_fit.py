@@ -129,9 +129,7 @@ def _errors(timed: Timings, costs: Costs) -> np.ndarray:
     return np.concatenate([errors, RANK * np.sqrt(weight) * lost])
 
 
-def cross_validated(
-    timed: Sequence[Timed], folds: int = FOLDS, progress: Callable = tqdm
-) -> pd.DataFrame:
+def cross_validated(timed: Sequence[Timed], folds: int = FOLDS, progress: Callable = tqdm) -> pd.DataFrame:
     """``regret`` of every problem by costs that were fitted to the problems of other folds.
 
     Args:

@@ -19,6 +19,7 @@ BLOCK_BYTES = 1536  # of shared memory beside rings and values: partials' maxima
 BESIDE = 4  # blocks that a multiprocessor works on at a time, at most
 RING_SLOTS = (2, 3, 4)
 MERGED_AT_ONCE = 32  # partials of a row: eight threads of the merge have four loads each in flight
+BLOCK_ROUNDS = 4  # tiles of a warp that the start and the end of a block take as long as, more or less
 KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 WAY = np.dtype(
@@ -35,6 +36,7 @@ WAY = np.dtype(
         ("output", float),  # thousands (1,024) of numbers of a segment's output
         ("slot_bytes", float),  # of all warps of a block
         ("tiles", float),
+        ("idle", bool),  # whether there are fewer blocks with whole sequences than multiprocessors
         ("uneven", bool),  # whether contexts are of different lengths
         # Of its fullest multiprocessor, while BESIDE or fewer blocks are left, part by part:
         ("left", float, BESIDE),  # blocks
@@ -121,6 +123,7 @@ def _ways(
                 "output": heads * problem.head_dim / 1024,
                 "slot_bytes": slot_bytes,
                 "tiles": mean_tiles,
+                "idle": blocks < 1,
                 "uneven": len(set(problem.context_lengths)) > 1,
             }
             beside = min(most, max(1, -int(-blocks // 1)))
@@ -189,9 +192,12 @@ def _whole(tiles: Sequence[int], multiprocessors: int, beside: int, token_warps:
         beside: places for blocks.
         token_warps: of a block that share a set's tiles.
     """
-    fullest = max(_dealt(tiles, multiprocessors, beside), key=sum)
-    places = _dealt([-(-count // token_warps) for count in fullest], beside)
-    loaded = sum(fullest) / max(1e-9, sum(tiles) / multiprocessors)
+    pieces = [-(-count // token_warps) + BLOCK_ROUNDS for count in tiles]
+    fullest = max(_dealt(pieces, multiprocessors, beside), key=sum)
+    places = _dealt(fullest, beside)
+    turns = max(0, len(max(places, key=sum)) - 1)
+    places = [[piece - BLOCK_ROUNDS for piece in place] for place in places]
+    loaded = sum(map(sum, places)) * multiprocessors / max(1, sum(pieces) - BLOCK_ROUNDS * len(pieces))
     rounds = sorted(map(sum, places))
     found = {name: [0.0] * BESIDE for name in ("left", "rounds", "part", "usual")}
     done, before = 0.0, 0
@@ -202,7 +208,6 @@ def _whole(tiles: Sequence[int], multiprocessors: int, beside: int, token_warps:
         found["left"][number], found["rounds"][number] = left, end - before
         found["part"][number], found["usual"][number] = part, usual
         done, before = done + part, end
-    turns = max(0, len(max(places, key=sum)) - 1)
     return {**found, "beside": beside, "loaded": loaded, "turns": turns}
 
 
