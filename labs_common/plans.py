@@ -12,6 +12,7 @@ from labs_common.equal_runs import Runs, equal_runs, whole_sequences
 from labs_common.layouts import chunk_elements
 from labs_common.problem import FP8, Problem
 from labs_common.roof_choice import choices
+from labs_common.roof_work import heads_of_a_set
 
 WARP_SIZE = 32
 MAX_HEAD_DIM = 256
@@ -345,7 +346,7 @@ def plan_memory_roof(
     defines = {**plan.defines, "EVICT_FIRST": int(best.evict_first), "MERGE_ROWS": merge_rows}
     launches = plan.launches
     if len(merges):
-        rows = block_heads * _set_heads(problem)
+        rows = block_heads * heads_of_a_set(problem)[1]
         launches += (
             Launch(f"{entry}_merge", (rows, len(merges), 1), (problem.head_dim // 4, merge_rows, 1)),
         )
@@ -358,11 +359,6 @@ def _at_least_1(name: str, value: int | None, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
     return value
-
-
-def _set_heads(problem: Problem) -> int:
-    """Query heads of a set, which a warp attends for: a whole group, or half of one of more than 8."""
-    return -(-problem.group_size // -(-problem.group_size // 8))
 
 
 def most_block_heads(problem: Problem) -> int:
@@ -384,7 +380,7 @@ def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
 
 
 def _equal_runs(problem: Problem, groups: int, block_heads: int, blocks: int, segment_tiles: int = 0) -> Runs:
-    rows, tile_tokens = block_heads * _set_heads(problem), ring_tile_tokens(problem)
+    rows, tile_tokens = block_heads * heads_of_a_set(problem)[1], ring_tile_tokens(problem)
     return equal_runs(problem.context_lengths, groups, blocks, tile_tokens, rows, segment_tiles)
 
 
@@ -401,7 +397,7 @@ def _planned(
     defines["BLOCK_HEADS"] = block_heads
     if problem.dtype != "float32":
         defines["MMA_TYPE"] = "bf16" if problem.dtype == "bfloat16" else "f16"
-    value_bytes = 4 * _set_heads(problem) * problem.head_dim
+    value_bytes = 4 * heads_of_a_set(problem)[1] * problem.head_dim
     shared_bytes = RING_WARPS * (int(defines["RING_SLOTS"]) * tile_bytes + value_bytes)
     grid = (len(runs.block_segments) - 1, 1, 1)
     return Plan(

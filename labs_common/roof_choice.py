@@ -5,8 +5,8 @@ part of the keys and values, to issue its instructions, or for its warps to wait
 The longest of these hides the others, the better the longer it is; what segments and cuts take comes on top.
 Where blocks come to their end one by one, fewer and fewer are left to hide each other's waiting; the cost
 follows them. ``roof_work`` counts what there is to do, `Costs` says what it takes on an H200: ``roof_fit``
-fitted it to timings (``data/roof``) and tells how far the choice is from the best on shapes that a fit has not
-seen. A GPU with slower memory has about the same waiting times and more microseconds of reading.
+fitted it to timings (``data/roof``) and tells how far the choice is from the best on shapes that a fit has
+not seen. A GPU with slower memory has about the same waiting times and more microseconds of reading.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from labs_common.roof_work import ways
 READING = 6  # reading, and what warps do
 WORKING = 4  # issuing instructions, and waiting for their results
 IN_FLIGHT = 8  # bytes in flight, and those that memory needs to be busy
-# Relative difference of costs that tells nothing. Whole sequences, which have no merge to wait for, go first where
-# no multiprocessor is idle: of equal length those with the fewest blocks after each other, whose beginnings cost, of
-# different lengths those with the fewest beside each other, which end most evenly.
+# Relative difference of costs that tells nothing. Whole sequences, which have no merge to wait for, go first
+# where no multiprocessor is idle: of equal length those with the fewest blocks after each other, whose
+# beginnings cost, of different lengths those with the fewest beside each other, which end most evenly.
 DRAW = 0.01
 
 
@@ -52,8 +52,8 @@ class Costs:
     dimension_fp8: float = 2.95e-3
 
     early: float = 0.209  # of the fullest multiprocessor's reading beyond the mean, when few others read
-    # Bytes that a row costs more where the rows beside it are read some other time, and for every block beside
-    # this one, which reads elsewhere.
+    # Bytes that a row costs more where the rows beside it are read some other time, and for every block
+    # beside this one, which reads elsewhere.
     apart: float = 7.75
     elsewhere: float = 3.84
     again: float = 0.0826  # of the reading time, where two blocks read the same at about the same time
@@ -171,8 +171,8 @@ def cost(work: np.ndarray, costs: Costs = H200) -> np.ndarray:
 def busy(work: np.ndarray, costs: Costs = H200) -> np.ndarray:
     """Microseconds of reading, issuing and waiting, of which the longest nearly hides the others.
 
-    They are told for each part in which so many blocks are left, and added up. What ends a block and begins the
-    next in its place, its warps wait for; one block's waiting hides behind the others.
+    They are told for each part in which so many blocks are left, and added up. What ends a block and begins
+    the next in its place, its warps wait for; one block's waiting hides behind the others.
     """
     whole, left = (work["runs"] == 0)[:, None], work["left"]
     in_flight = left * ((work["ring_slots"] - 1) * work["slot_bytes"])[:, None] / costs.bytes_in_flight

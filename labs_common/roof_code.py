@@ -1,8 +1,8 @@
 """What the machine code of stage 09 takes: ``roof_code.csv``, counted by Nsight Compute on an H200.
 
-Neither follows from the source: ptxas weighs registers against instructions anew for every kernel. In fp16 with
-head_dim 128 a ring of three slots costs 24 warp instructions a token where one of two costs 16, and in fp32
-with head_dim 128 and seven heads two blocks fit into the registers with three slots, one with two.
+Neither follows from the source: ptxas weighs registers against instructions anew for every kernel. In fp16
+with head_dim 128 a ring of three slots costs 24 warp instructions a token where one of two costs 16, and in
+fp32 with head_dim 128 and seven heads two blocks fit into the registers with three slots, one with two.
 ``roof_count`` makes the table; to change a kernel's loop is to count again.
 """
 
@@ -49,8 +49,8 @@ def kind(problem: Problem) -> str:
 def key(problem: Problem, heads: int, ring_slots: int) -> Key:
     """What code depends on: kind, head_dim, query heads of a set, page size, slots of a ring.
 
-    On tensor cores a set has eight heads, used or not: 0. In fp32 tiles are of eight tokens and lie in one page
-    of any size, otherwise pages of eight make two of a tile: 8, or 16 for all others.
+    On tensor cores a set has eight heads, used or not: 0. In fp32 tiles are of eight tokens and lie in one
+    page of any size, otherwise pages of eight make two of a tile: 8, or 16 for all others.
     """
     fp32 = problem.dtype == "float32"
     page_size = 16 if fp32 else min(16, problem.page_size)
@@ -61,17 +61,15 @@ def key(problem: Problem, heads: int, ring_slots: int) -> Key:
 def table() -> dict[Key, MachineCode]:
     """All that was counted, by `key`."""
     with TABLE.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+        rows = list(csv.reader(file))[1:]
     return {
-        (
-            row["kind"], int(row["head_dim"]), int(row["heads"]), int(row["page_size"]), int(row["ring_slots"])
-        ): MachineCode(float(row["instructions"]), int(row["registers"]))
-        for row in rows
-    }  # fmt: skip
+        (code, *map(int, sizes)): MachineCode(float(instructions), int(registers))
+        for code, *sizes, instructions, registers in rows
+    }
 
 
 def machine_code(problem: Problem, heads: int, ring_slots: int) -> MachineCode | None:
-    """Of the kernel that attends to a problem; None where the ring is too large for a block.
+    """Of the kernel that attends to a problem; None where no block has room for such a ring.
 
     Args:
         problem: one that stage 09 takes.

@@ -52,7 +52,7 @@ class Timings:
         us: ``[ways]`` microseconds.
         slower: ``[ways]`` these over the best of the same problem.
         problem: ``[ways]`` whose way it is.
-        choose: ``[ways]`` whether it counts as something to choose; where runs were cut by tiles alone, none does.
+        choose: ``[ways]`` whether it counts as something to choose: not where runs were cut by tiles alone.
         weight: ``[ways]`` of its problem.
     """
 
@@ -153,17 +153,12 @@ def main() -> None:
     """Print what was fitted, and the quantiles of choosing by costs that had not seen the problem."""
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--folds", type=int, default=FOLDS, help="0: only the fit")
-    parser.add_argument(
-        "--save", help="a CSV for the problems, each chosen for by costs that had not seen it"
-    )
     options = parser.parse_args()
     timed = timed_problems()
     if not timed:
         raise SystemExit("no timings here: data/roof holds none")
     if options.folds:
         table = cross_validated(timed, options.folds)
-        if options.save:
-            table.round(4).to_csv(options.save, index=False)
         print(table.nlargest(8, "ratio").to_string(index=False, float_format="{:.3f}".format))
         print(table["ratio"].describe(percentiles=(0.5, 0.9)).to_string(float_format="{:.3f}".format))
     for name, value in dataclasses.asdict(fit(timings(timed))).items():

@@ -1,7 +1,7 @@
 """What there is to do in every way that stage 09 may split a problem: counted, without a word of time.
 
-A way is a row of `Ways`. Where sequences stay whole, blocks are of any length: the multiprocessor with most to
-do counts, and how many blocks it has beside each other until its last one ends.
+A way is a row of type `WAY`. Where sequences stay whole, blocks are of any length: the multiprocessor with
+most to do counts, and how many blocks it has beside each other until its last one ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WAY = np.dtype(
         ("kind", int),  # of code, in KINDS
         ("bytes", float),  # of keys, values, queries and output
         ("instructions", float),  # of warps
-        ("products", float),  # dimensions of a row, in fp32 products that a lane's warp adds up for it
+        ("products", float),  # dimensions of a row, in fp32 its products with all heads of a set
         ("output", float),  # thousands (1,024) of numbers of a segment's output
         ("slot_bytes", float),  # of all warps of a block
         ("tiles", float),
@@ -102,7 +102,7 @@ def _ways(
     def fit(slots: int, blocks: int) -> bool:
         return blocks * (slots * slot_bytes + other_bytes) <= shared_bytes
 
-    for block_heads in (heads for heads in (1, 2, 4, 8) if sets % heads == 0):
+    for block_heads in (count for count in (1, 2, 4, 8) if sets % count == 0):
         groups = sets // block_heads
         blocks = groups * len(tiles) / multiprocessors
         mean_tiles = groups * all_tiles / multiprocessors

@@ -1,5 +1,7 @@
 """What the cost of stage 09's choice is made of, by hand and by what must hold for any problem."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,17 +10,22 @@ from hypothesis import strategies as st
 from labs_common.known_shapes import SHAPES
 from labs_common.plans import RING_WARPS, Device, ring_tile_tokens
 from labs_common.problem import FP8, Problem
-from labs_common.roof_choice import DRAW, H200, _dealt, _Multiprocessor, choices
+from labs_common.roof_choice import DRAW, H200, busy, choices, cost, order
+from labs_common.roof_code import KINDS, machine_code, table
+from labs_common.roof_work import BESIDE, WAY, _dealt, heads_of_a_set, ways
 
 SHARED_BYTES = Device().max_shared_bytes
 
 
-def multiprocessor(problem):
-    return _Multiprocessor(problem, 132, SHARED_BYTES, RING_WARPS, ring_tile_tokens(problem), H200)
+def arguments(problem, multiprocessors=132):
+    return problem, multiprocessors, SHARED_BYTES, RING_WARPS, ring_tile_tokens(problem)
 
 
-def ways(problem, multiprocessors=132):
-    return choices(problem, multiprocessors, SHARED_BYTES, RING_WARPS, ring_tile_tokens(problem))
+def way(problem, block_heads, ring_slots, runs):
+    work = ways(*arguments(problem))
+    mine = (work["block_heads"] == block_heads) & (work["ring_slots"] == ring_slots) & (work["runs"] == runs)
+    assert mine.sum() == 1
+    return work[mine]
 
 
 def test_work_is_dealt_to_whoever_is_free():
@@ -43,32 +50,92 @@ def test_dealing_loses_nothing_and_is_even(tiles, takers, beside):
         assert max(map(sum, dealt)) <= sum(tiles) / takers + tiles[0] * (1 - 1 / takers) + 1e-9
 
 
-def test_places_that_end_together_cost_what_they_cost_beside_each_other():
-    gpu = multiprocessor(SHAPES["S1"].replace(dtype="float16"))
+def test_what_there_is_to_do_with_whole_sequences_by_hand():
+    """S1 in fp16: 64 contexts of 4,096 tokens and 8 heads, two in a block: 256 blocks for 132."""
+    work = way(SHAPES["S1"].replace(dtype="float16"), 2, 2, 0)[0]
 
-    together = gpu.emptying(2, [32, 32], 1.2, 1.0, 5.0)
+    assert work["beside"] == 2 and work["left"][0] == 2
+    assert list(work["rounds"]) == [64, 0, 0, 0]  # 256 tiles of 16 tokens, four warps; both end together
+    assert work["part"][0] == 1 and work["turns"] == 0
+    assert work["loaded"] == pytest.approx(2 / (256 / 132))
+    assert work["usual"][0] == pytest.approx(256 / 264)
+    assert work["slot_bytes"] == 8 * 16 * 128 * 2
+    # keys and values of 64 x 4,096 tokens; queries, output, page table and lengths are 0.4 % more
+    assert 1.005 > work["bytes"] * 132 / (2 * 64 * 4096 * 8 * 128 * 2) >= 1
+    a_token = machine_code(SHAPES["S1"].replace(dtype="float16"), 4, 2).instructions
+    assert work["instructions"] == pytest.approx(64 * 4096 * 8 / 132 * a_token)
+    assert not work["uneven"] and not work["idle"] and not work["again"]
 
-    assert together == pytest.approx(gpu.busy(2, 2, 32, 1.2, 1.0, 5.0))
+
+def test_places_that_empty_one_by_one_by_hand():
+    """Two blocks for one multiprocessor: 32 and 8 tiles for each of eight warps."""
+    problem = Problem(4, 1, 128, 16, (32 * 128, 8 * 128), "float16")
+    work = ways(problem, 1, SHARED_BYTES, RING_WARPS, 16)
+    one = work[(work["runs"] == 0) & (work["ring_slots"] == 2)][0]
+
+    assert list(one["left"][:2]) == [2, 1] and list(one["rounds"][:2]) == [8, 24]
+    assert list(one["part"][:2]) == [0.4, 0.6] and one["loaded"] == 1
+
+
+def test_equal_runs_by_hand():
+    """S2 in fp16: a context of 100,000 tokens and four heads, cut into 132 runs."""
+    work = way(SHAPES["S2"].replace(dtype="float16"), 1, 2, 1)[0]
+
+    tiles = 4 * 6250 / 132
+    assert work["tiles"] == pytest.approx(tiles) and work["segments"] == pytest.approx(1 + 4 / 132)
+    assert work["rounds"][0] == pytest.approx((tiles + 0.5 * 7 * (1 + 4 / 132)) / 8)
+    assert work["partial_bytes"] == 6 * 256 * 4 * 2 and work["late_partials"] == pytest.approx(
+        6250 / tiles - 32
+    )
+
+
+def test_how_memory_is_read_by_hand():
+    """Of NHD rows of 96 bytes two heads read 192 of a token's 384, in bursts of 64."""
+    problem = Problem(8, 4, 96, 16, (4096,) * 200, FP8)
+    apart, whole = way(problem, 2, 2, 2)[0], way(problem, 2, 2, 0)[0]
+    alone = way(problem, 1, 2, 1)[0]
+
+    assert apart["bursts"] == whole["bursts"] == 1 and alone["bursts"] == pytest.approx(128 / 96)
+    assert apart["apart"] == pytest.approx(1 / 192 - 1 / 384) and whole["apart"] == 0
+    assert apart["elsewhere"] == pytest.approx(1 / 192) and alone["elsewhere"] == 0
+    for name in ("apart", "elsewhere"):
+        assert not ways(*arguments(problem.replace(layout="HND")))[name].any()
 
 
 def test_a_place_that_is_left_alone_hides_less():
-    """The same 64 rounds: half of them alone, where two slots keep too few bytes in flight."""
-    gpu = multiprocessor(Problem(8, 8, 64, 64, (1861,) * 59, FP8, "HND"))
+    """The same rounds in two places, or half of them alone, where two slots keep too little in flight."""
+    together = way(Problem(8, 8, 64, 64, (1861,) * 59, FP8, "HND"), 1, 2, 0)
+    together["left"], together["rounds"] = [[2, 0, 0, 0]], [[32, 0, 0, 0]]
+    together["part"] = together["usual"] = [[1, 0, 0, 0]]
+    apart = together.copy()
+    apart["left"], apart["rounds"] = [[2, 1, 0, 0]], [[16, 32, 0, 0]]
+    apart["part"] = apart["usual"] = [[0.5, 0.5, 0, 0]]
 
-    assert gpu.emptying(2, [48, 16], 1.0, 1.0, 0.0) > 1.1 * gpu.emptying(2, [32, 32], 1.0, 1.0, 0.0)
+    assert busy(apart) > 1.1 * busy(together)
 
 
 def test_what_ends_a_block_hides_behind_reading_and_not_behind_waiting():
-    """Of a call that reads for long, three microseconds are nearly hidden; of one that waits they are not."""
-    reads, waits = (
-        multiprocessor(SHAPES["S4"].replace(dtype="float32")),
-        multiprocessor(Problem(1, 1, 64, 16, (64,))),
-    )
+    """Of a call that reads for long, a turn is nearly hidden; of one that waits it is not."""
+    turn = H200.segment + H200.block + H200.segment_output * 4 * 128 / 1024
+    found = []
+    for problem in (SHAPES["S4"].replace(dtype="float32"), Problem(4, 1, 128, 16, (1 << 14,))):
+        work = way(problem, 1, 2, 0)
+        once = busy(work)
+        work["turns"] += 1
+        found.append((busy(work) - once).item())
 
-    assert reads.busy(2, 2, 100, 1.0, 1.0, 3.0) - reads.busy(2, 2, 100, 1.0, 1.0, 0.0) < 0.1
-    assert waits.busy(2, 1, 100, 1.0, 1.0, 3.0) - waits.busy(2, 1, 100, 1.0, 1.0, 0.0) == pytest.approx(
-        3, abs=0.01
-    )
+    assert found[0] < 0.1 * turn and turn < found[1] < 1.3 * turn
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("latency", 1), ("tile_half", 1), ("issue_half", -1), ("bytes_in_flight", 1), ("block", 1), ("ring", 1)],
+)
+def test_what_takes_longer_costs_more(name, more):
+    work = ways(*arguments(Problem(32, 8, 64, 16, (777,) * 40, "float16")))
+    dearer = dataclasses.replace(H200, **{name: getattr(H200, name) * 1.5**more})
+
+    assert (cost(work, dearer) > cost(work)).any() and (cost(work, dearer) >= cost(work)).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,53 +149,84 @@ def test_what_ends_a_block_hides_behind_reading_and_not_behind_waiting():
 )
 def test_every_way_fits_and_they_are_in_order(dtype, kv_heads, group, head_dim, layout, lengths):
     problem = Problem(kv_heads * group, kv_heads, head_dim, 16, tuple(lengths), dtype, layout)
-    gpu, found = multiprocessor(problem), ways(problem)
+    work, found = ways(*arguments(problem)), choices(*arguments(problem))
+    sets, heads = heads_of_a_set(problem)
 
-    assert all(np.isfinite(one.cost) and one.cost > 0 for one in found)
+    assert len(found) == len(work) and all(np.isfinite(one.cost) and one.cost > 0 for one in found)
     for one in found:
-        assert gpu._fit(one.ring_slots, max(1, one.runs))
-        assert one.whole == (one.runs == 0) and gpu.sets % one.block_heads == 0
-    least = min(one.cost for one in found)
-    used = sum(n > 0 for n in lengths)
-    first = [
-        one.whole and used * (gpu.sets // one.block_heads) >= 132 and one.cost <= (1 + DRAW) * least
-        for one in found
-    ]
-    assert first == sorted(first, reverse=True)
-    for part in (True, False):
-        costs = [one.cost for one, draws in zip(found, first, strict=True) if draws is part]
-        assert costs == sorted(costs)
+        assert one.whole == (one.runs == 0) and kv_heads * sets % one.block_heads == 0
+        ring = RING_WARPS * ring_tile_tokens(problem) * head_dim * problem.itemsize * one.ring_slots
+        assert max(1, one.runs) * (ring + RING_WARPS * 4 * heads * head_dim) <= SHARED_BYTES
+        assert max(1, one.runs) <= machine_code(problem, heads, one.ring_slots).blocks
+    assert found[0].cost <= (1 + DRAW) * min(one.cost for one in found)
+    costs = [one.cost for one in found[1:]]
+    assert costs == sorted(costs)
+    if sum(lengths):
+        whole = work[work["runs"] == 0]
+        assert whole["part"].sum(axis=1) == pytest.approx(1)
+        assert (whole["usual"] <= whole["part"] + 1e-9).all() and (whole["loaded"] > 0.999).all()
+        assert (whole["left"] * whole["rounds"]).sum(axis=1) == pytest.approx(
+            whole["loaded"] * rounds_of_one(problem, whole)
+        )
 
 
-def test_sequences_that_leave_multiprocessors_idle_are_not_preferred_in_a_draw():
+def rounds_of_one(problem, whole):
+    """Tiles of a warp that a multiprocessor has in the mean, each block's rounded up."""
+    groups = problem.kv_heads * heads_of_a_set(problem)[0] // whole["block_heads"]
+    tokens = ring_tile_tokens(problem) * RING_WARPS // whole["block_heads"]
+    return np.array([sum(-(-n // t) for n in problem.context_lengths) for t in tokens]) * groups / 132
+
+
+def drawn(*rows):
+    """Ways of one problem by (runs, idle, uneven, beside, turns)."""
+    work = np.zeros(len(rows), WAY)
+    for number, row in enumerate(rows):
+        for name, value in zip(("runs", "idle", "uneven", "beside", "turns"), row, strict=True):
+            work[name][number] = value
+    return work
+
+
+def test_in_a_draw_whole_sequences_go_first():
+    runs, whole, idle = (1, False, False, 1, 0), (0, False, False, 2, 0), (0, True, False, 1, 0)
+
+    assert list(order(drawn(runs, whole), np.array([100, 100.9]))) == [1, 0]
+    assert list(order(drawn(runs, whole), np.array([100, 101.1]))) == [0, 1]
+    assert list(order(drawn(runs, idle), np.array([100, 100.1]))) == [0, 1]
+
+
+def test_in_a_draw_equal_sequences_go_in_few_waves_and_others_few_at_a_time():
+    beside, after = (2, 0), (1, 3)
+    for uneven, first in ((False, 0), (True, 1)):
+        work = drawn(*((0, False, uneven, *those) for those in (beside, after)))
+        for total in ([100, 100.5], [100.5, 100]):
+            assert order(work, np.array(total))[0] == first
+
+
+def test_sequences_that_leave_multiprocessors_idle_are_not_preferred():
     """128 blocks for 132 multiprocessors; with 128 of these none is idle."""
     problem = SHAPES["S4"].replace(dtype="float32")
 
-    assert not ways(problem)[0].whole
-    assert ways(problem, 128)[0].whole
+    assert not choices(*arguments(problem))[0].whole
+    assert choices(*arguments(problem, 128))[0].whole
 
 
-@pytest.mark.parametrize(
-    ("slots", "problem", "arguments"),
-    [
-        (2, SHAPES["S1"].replace(dtype="float16"), (1.9, 64, True)),  # two beside each other
-        (4, SHAPES["S4"].replace(dtype="float16"), (0.97, 256, True)),  # alone
-        (3, SHAPES["S4"].replace(dtype="float16"), (1, 100, False)),
-        (2, SHAPES["S4"].replace(dtype="float16"), (1, 5, False)),  # short segments
-        (4, SHAPES["S4"].replace(dtype="float16"), (1, 2, False)),  # so short that the ring looks beyond them
-        (4, SHAPES["S1r"].replace(dtype=FP8), (3.9, 30, True)),  # the last will be alone
-        (2, SHAPES["S3"].replace(dtype=FP8), (1.9, 64, True)),
-        (3, SHAPES["S4"].replace(dtype="float32"), (1, 100, False)),
-        (2, SHAPES["S4"].replace(dtype="float32"), (1, 8, False)),
-        (4, SHAPES["S1r"].replace(dtype="float32"), (3.9, 60, True)),  # lengths differ
-        (2, SHAPES["S1"].replace(dtype="float32"), (3.9, 60, True)),  # and here they do not
-        (
-            2,
-            Problem(60, 4, 64, 32, (1700,) * 80, "float32"),
-            (1, 100, False),
-        ),  # issues for longer than it reads
-    ],
-)
-def test_slots_of_a_ring(slots, problem, arguments):
-    """As they were fastest in most timings of their kind (data/roof)."""
-    assert multiprocessor(problem).slots(*arguments) == slots
+def test_machine_code_is_known_for_all_that_fits_into_a_block():
+    """Of eight warps with rings of two to four slots and values of all heads."""
+    for dtype in ("float32", "float16", "bfloat16", FP8):
+        for head_dim in (64, 96, 128, 192, 256):
+            for page_size in (8, 16, 32, 64):
+                for heads in range(1, 9):
+                    problem = Problem(heads, 1, head_dim, page_size, (100,), dtype)
+                    tile = ring_tile_tokens(problem) * head_dim * problem.itemsize
+                    for slots in (2, 3, 4):
+                        fits = RING_WARPS * (slots * tile + 4 * heads * head_dim) <= SHARED_BYTES - 1024
+                        assert machine_code(problem, heads, slots) or not fits
+    assert {code for code, *_ in table()} == set(KINDS)
+
+
+def test_blocks_that_registers_hold_by_hand():
+    """65,536 of a multiprocessor, a thread's by eight: of 256 threads with 80 three blocks, with 81 two."""
+    code = next(iter(table().values()))
+
+    assert [code._replace(registers=n).blocks for n in (64, 80, 81, 128, 129, 255)] == [4, 3, 2, 2, 1, 1]
+    assert all(1 <= one.blocks <= BESIDE for one in table().values())

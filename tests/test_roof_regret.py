@@ -12,10 +12,11 @@ from labs_common.plans import Device
 from labs_common.problem import Problem
 from labs_common.roof_bench import Way, way
 from labs_common.roof_choice import H200, choices
-from labs_common.roof_fit import FITTED, ROUGH, fit
+from labs_common.roof_fit import FITTED, ROUGH, cross_validated, fit, timings
 from labs_common.roof_regret import RECORDED, Timed, regret, timed_problems
 
-RANDOM = 60 + 50 + 4 * 30  # shapes that the costs were fitted to
+RANDOM = 60 + 50 + 5 * 30  # shapes that the costs were fitted to
+UNSEEN = 30  # of each draw that they were not
 
 
 @pytest.fixture(scope="module")
@@ -32,35 +33,43 @@ def test_the_choice_is_near_the_best_way_that_was_timed(table):
     assert len(table) == 2 * 3 * len(SHAPES) + RANDOM
     assert (table["ratio"] >= 1).all()
     assert table["ratio"].median() < 1.01
-    assert table["ratio"].quantile(0.9) < 1.05
-    assert table["ratio"].max() < 1.15
+    assert table["ratio"].quantile(0.9) < 1.04
+    assert (table["ratio"] > 1.10).sum() <= 1 and table["ratio"].max() < 1.17
 
 
-def test_it_is_near_on_shapes_that_were_drawn_after_the_fit():
+@pytest.mark.parametrize("draw", ["random-30-17", "random-30-18"])
+def test_it_is_near_on_shapes_that_were_drawn_after_the_fit(draw):
     """Its own plan, which was timed beside every other, and what it would choose of these ways today."""
-    rows = pd.read_csv(RECORDED / "h200" / "unseen-random-30-15.csv.xz").set_index(["problem", "what"])
+    rows = pd.read_csv(RECORDED / "h200" / f"unseen-{draw}.csv.xz").set_index(["problem", "what"])
     own = rows["median_us"].xs("09", level="what")
     ways = rows["median_us"][rows.index.get_level_values("what").str.contains("heads a block")]
     timed_then = own / ways.groupby("problem").min().reindex(own.index)
-    today = regret(timed_problems(unseen=True)).set_index("problem")["ratio"]
+    today = regret(timed_problems(unseen=True)).set_index("problem")["ratio"].reindex(own.index)
 
     assert rows["right"].all()
     for ratio in (timed_then, today):
-        assert len(ratio) == 30 and ratio.notna().all()
-        assert ratio.median() < 1.012 and ratio.quantile(0.9) < 1.06 and ratio.max() < 1.075
+        assert len(ratio) == UNSEEN and ratio.notna().all()
+        assert ratio.median() < 1.012 and ratio.quantile(0.9) < 1.04 and ratio.max() < 1.07
 
 
-def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(table):
-    """What ``roof_fit --save`` wrote: each problem in a fold that the fit did without."""
-    unseen = pd.read_csv(RECORDED / "h200" / "cross-validated.csv")
+def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(timed, table):
+    """Each problem is chosen for by a fit that did without it."""
+    unseen = cross_validated(timed, progress=list)
 
-    assert set(zip(unseen["problem"], unseen["dtype"], strict=True)) == set(
+    assert sorted(zip(unseen["problem"], unseen["dtype"], strict=True)) == sorted(
         zip(table["problem"], table["dtype"], strict=True)
     )
     random = unseen[unseen["problem"].str.startswith("random")]
     assert len(random) == RANDOM
     assert random["ratio"].median() < 1.01 and random["ratio"].quantile(0.9) < 1.05
-    assert (random["ratio"] > 1.10).sum() <= 4 and random["ratio"].max() < 1.20
+    assert (random["ratio"] > 1.10).sum() <= 3 and random["ratio"].max() < 1.20
+
+
+def test_the_costs_are_what_a_fit_finds(timed):
+    found = fit(timings(timed))
+
+    for name in FITTED:
+        assert getattr(found, name) == pytest.approx(getattr(H200, name), rel=0.03), name
 
 
 def test_what_is_kept_from_the_fit_is_not_in_it(timed):
@@ -69,7 +78,7 @@ def test_what_is_kept_from_the_fit_is_not_in_it(timed):
 
     unseen = [shape(one) for one in timed_problems(unseen=True)]
 
-    assert len(unseen) == 30 and not set(unseen) & {shape(one) for one in timed}
+    assert len(unseen) == 3 * UNSEEN and not set(unseen) & {shape(one) for one in timed}
 
 
 def test_of_shapes_on_which_peers_were_measured_it_is_near(table):
@@ -137,7 +146,7 @@ def test_a_fit_finds_the_costs_that_times_were_made_with():
         times = {Way(one.block_heads, one.ring_slots, one.runs, one.evict_first): one.cost for one in ways}
         timed.append(Timed(problem, times, by_tiles=False))
 
-    found = fit(timed)
+    found = fit(timings(timed))
 
     assert regret(timed, costs=found)["ratio"].max() < 1.012  # a draw
     for one in timed:
