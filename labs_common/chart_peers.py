@@ -58,6 +58,8 @@ def peer_chart(found: Mapping[str, Any]) -> Chart:
     ceilings = [row["ceiling_GB/s"] for row in rows]
     measured = f"{gpu}, driver {provenance.get('driver')}, measured {provenance.get('date')} with events: "
     measured += "median of graph replays, of about a millisecond each"
+    if provenance.get("runs", 1) > 1:
+        measured += f", and of {provenance['runs']} runs"
     ceiling = f"100 %: the best plain read in the same run, {min(ceilings):,.0f} to {max(ceilings):,.0f} GB/s"
     words = [
         f"{measured}.",

@@ -153,7 +153,10 @@ def peers(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="write what was measured")] = None,
     chart: Annotated[Path | None, typer.Option(help="draw it as PNG")] = None,
-    replay: Annotated[Path | None, typer.Option(help="show such a JSON file in place of measuring")] = None,
+    replay: Annotated[
+        list[Path] | None,
+        typer.Option(help="show such a JSON file in place of measuring; of several the median"),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="measurements of each")] = 21,
 ) -> None:
     """The last stages beside public kernels (FlashInfer, cuDNN, torch and others) on this GPU."""
@@ -165,8 +168,8 @@ def peers(
         for name in chosen or ():
             if name not in allowed:
                 raise ValueError(f"{name!r}: allowed are {', '.join(allowed)}")
-    if replay is not None:
-        found = peer_bench.read(replay)
+    if replay:
+        found = peer_bench.combined([peer_bench.read(path) for path in replay])
         console.print(peer_bench.table(found["rows"]))
     else:
         words = [

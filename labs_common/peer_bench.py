@@ -6,7 +6,7 @@ import functools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ DTYPES = ("float16", FP8, "float32")
 LOOSE_ERROR = 0.1
 GRAPH_S = 1e-3  # of a graph, about, at least; decode steps are such a graph, of one call for each layer
 PLANNED = 5  # times that a host's planning is timed
+FIGURES = ("median_us", "p90_us", "GB/s", "% of read ceiling", "ceiling_GB/s", "planning_us", "error")
 METHOD = (
     "Decode with one query token a sequence, pages of 16 tokens in random order, queries twice as wide as "
     "keys and values (normal). The input sets share one pool and no page. Each contender's calls on them, by "
@@ -306,8 +307,41 @@ def write(found: Mapping[str, Any], path: Path) -> None:
 
 
 def recorded(gpu: str) -> dict[str, Any]:
-    """What was measured and kept of a GPU, such as ``h200``."""
-    return read(RECORDED / gpu / "peers.json")
+    """What was measured and kept of a kind of GPU, such as ``h200``: the median of its runs."""
+    return combined([read(path) for path in sorted((RECORDED / gpu).glob("*.json"))])
+
+
+def combined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several runs as one: medians of every figure, parts of a ceiling of the ceiling of their own run.
+
+    Cards of one kind differ by a point or two in some cells. A contender that some run lacks is left out,
+    with the reason that the run gives; one that was ever wrong stays wrong.
+
+    Raises:
+        ValueError: there is no run.
+    """
+    if not runs:
+        raise ValueError("runs=[]: at least one is needed")
+    if len(runs) == 1:
+        return dict(runs[0])
+    named = [{(row["problem"], row["dtype"], row["what"]): row for row in run["rows"]} for run in runs]
+    rows = []
+    for name, first in named[0].items():
+        if not all(name in run for run in named):
+            continue
+        mine = [run[name] for run in named]
+        row = dict(next((row for row in mine if not row["right"]), first))
+        for figure in FIGURES:
+            values = [one[figure] for one in mine]
+            row[figure] = statistics.median(values) if None not in values else None
+        rows.append(row)
+    missing = {(one["problem"], one["dtype"], one["what"]): one for run in runs for one in run["missing"]}
+    return {
+        "provenance": {**runs[0]["provenance"], "runs": len(runs)},
+        "method": f"{runs[0]['method']} Each figure is the median of {len(runs)} such runs.",
+        "rows": rows,
+        "missing": list(missing.values()),
+    }
 
 
 def read(path: Path) -> dict[str, Any]:

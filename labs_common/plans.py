@@ -12,7 +12,7 @@ from labs_common.equal_runs import Runs, equal_runs, whole_sequences
 from labs_common.layouts import chunk_elements
 from labs_common.problem import FP8, Problem
 from labs_common.roof_choice import choices
-from labs_common.roof_work import heads_of_a_set
+from labs_common.roof_code import sets_and_heads
 
 WARP_SIZE = 32
 MAX_HEAD_DIM = 256
@@ -346,7 +346,7 @@ def plan_memory_roof(
     defines = {**plan.defines, "EVICT_FIRST": int(best.evict_first), "MERGE_ROWS": merge_rows}
     launches = plan.launches
     if len(merges):
-        rows = block_heads * heads_of_a_set(problem)[1]
+        rows = block_heads * sets_and_heads(problem)[1]
         launches += (
             Launch(f"{entry}_merge", (rows, len(merges), 1), (problem.head_dim // 4, merge_rows, 1)),
         )
@@ -380,7 +380,7 @@ def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
 
 
 def _equal_runs(problem: Problem, groups: int, block_heads: int, blocks: int, segment_tiles: int = 0) -> Runs:
-    rows, tile_tokens = block_heads * heads_of_a_set(problem)[1], ring_tile_tokens(problem)
+    rows, tile_tokens = block_heads * sets_and_heads(problem)[1], ring_tile_tokens(problem)
     return equal_runs(problem.context_lengths, groups, blocks, tile_tokens, rows, segment_tiles)
 
 
@@ -397,7 +397,7 @@ def _planned(
     defines["BLOCK_HEADS"] = block_heads
     if problem.dtype != "float32":
         defines["MMA_TYPE"] = "bf16" if problem.dtype == "bfloat16" else "f16"
-    value_bytes = 4 * heads_of_a_set(problem)[1] * problem.head_dim
+    value_bytes = 4 * sets_and_heads(problem)[1] * problem.head_dim
     shared_bytes = RING_WARPS * (int(defines["RING_SLOTS"]) * tile_bytes + value_bytes)
     grid = (len(runs.block_segments) - 1, 1, 1)
     return Plan(

@@ -23,8 +23,8 @@ from labs_common.engines import Engine, GpuEngine
 from labs_common.known_shapes import SHAPES
 from labs_common.plans import Plan
 from labs_common.problem import FP8, Problem
-from labs_common.roof_code import machine_code
-from labs_common.roof_work import BLOCK_BYTES, RING_SLOTS, heads_of_a_set
+from labs_common.roof_code import machine_code, sets_and_heads
+from labs_common.roof_work import BLOCK_BYTES, RING_SLOTS
 from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
@@ -95,14 +95,13 @@ def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Co
     add("09", ROOF[-1])
     add("09, equal runs", ROOF[-1], whole=False)
     add("09, equal runs by tiles alone", ROOF[-1], whole=False, segment_tiles=0)
-    group_sets, heads = heads_of_a_set(problem)
-    sets = problem.kv_heads * group_sets
+    sets = problem.kv_heads * sets_and_heads(problem)[0]
     for block_heads in (heads for heads in (1, 2, 4, 8) if sets % heads == 0):
         blocks = sets // block_heads * problem.batch
         for slots in RING_SLOTS:
             options = {"block_heads": block_heads, "ring_slots": slots}
             label = f"09, {block_heads} heads a block, {slots} slots"
-            code = machine_code(problem, heads, slots)
+            code = machine_code(problem, block_heads, slots)
             for runs, words in tuple(RUNS.items())[: code.blocks if code else 1]:
                 few = {"whole": False, "blocks": runs * device.multiprocessors}
                 add(label + words, ROOF[-1], runs, **options, evict_first=True, **few)

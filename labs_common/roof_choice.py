@@ -36,39 +36,39 @@ class Costs:
     """
 
     bytes_per_us: float = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-    bytes_in_flight: float = 15_440  # of a multiprocessor, from which latency hardly shows
-    latency: float = 0.441  # from a warp's request for a tile to the tile
+    bytes_in_flight: float = 15_290  # of a multiprocessor, from which latency hardly shows
+    latency: float = 0.453  # from a warp's request for a tile to the tile
     # Warp instructions that a multiprocessor issues in a microsecond.
-    issue_float32: float = 6_100
-    issue_half: float = 5_080
-    issue_fp8: float = 5_040
+    issue_float32: float = 6_040
+    issue_half: float = 5_220
+    issue_fp8: float = 5_130
     # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
     # dimension or, in float32, for each product that a lane adds up.
-    tile_float32: float = 0.504
-    tile_half: float = 0.359
-    tile_fp8: float = 0.365
-    product_float32: float = 0.641e-3
+    tile_float32: float = 0.534
+    tile_half: float = 0.356
+    tile_fp8: float = 0.371
+    product_float32: float = 0.553e-3
     dimension_half: float = 4.17e-3
-    dimension_fp8: float = 2.95e-3
+    dimension_fp8: float = 2.89e-3
 
     early: float = 0.209  # of the fullest multiprocessor's reading beyond the mean, when few others read
     # Bytes that a row costs more where the rows beside it are read some other time, and for every block
     # beside this one, which reads elsewhere.
-    apart: float = 7.75
-    elsewhere: float = 3.84
-    again: float = 0.0826  # of the reading time, where two blocks read the same at about the same time
-    again_later: float = 0.874  # and where they do so at any time
-    several_runs: float = 0.0178  # of the reading time, where runs beside each other read in different places
-    fixed: float = 0.0316  # of the issuing time, where work is dealt out before it shows who is slow
+    apart: float = 7.67
+    elsewhere: float = 3.85
+    again: float = 0.0809  # of the reading time, where two blocks read the same at about the same time
+    again_later: float = 0.875  # and where they do so at any time
+    several_runs: float = 0.0179  # of the reading time, where runs beside each other read in different places
+    fixed: float = 0.0395  # of the issuing time, where work is dealt out before it shows who is slow
 
     call: float = 1.87  # a launch, its first tiles and its last results
-    ring: float = 0.14  # times that rings take the time of reading what fills them
-    segment: float = 1.46  # of a segment: its queries, its partials' merge and its output
-    segment_output: float = 0.918  # the same for every 1,024 numbers of output
-    block: float = 2.05  # of a block: its start and its end
+    ring: float = 0.153  # times that rings take the time of reading what fills them
+    segment: float = 1.43  # of a segment: its queries, its partials' merge and its output
+    segment_output: float = 0.953  # the same for every 1,024 numbers of output
+    block: float = 2.02  # of a block: its start and its end
     cut: float = 5.66  # the merge's launch and its wait for all partials
-    partial: float = 2.17  # times that partials take the time of reading them
-    late_partial: float = 0.0144  # of a row's partial beyond those that are merged at once
+    partial: float = 2.11  # times that partials take the time of reading them
+    late_partial: float = 0.0145  # of a row's partial beyond those that are merged at once
 
 
 H200 = Costs()

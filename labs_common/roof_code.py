@@ -1,9 +1,9 @@
-"""What the machine code of stage 09 takes: ``roof_code.csv``, counted by Nsight Compute on an H200.
+"""What the machine code of stage 09 takes: instructions, counted by Nsight Compute, and registers, by ptxas.
 
-Neither follows from the source: ptxas weighs registers against instructions anew for every kernel. In fp16
-with head_dim 128 a ring of three slots costs 24 warp instructions a token where one of two costs 16, and in
-fp32 with head_dim 128 and seven heads two blocks fit into the registers with three slots, one with two.
-``roof_count`` makes the table; to change a kernel's loop is to count again.
+Neither follows from the source: ptxas weighs one against the other anew for every kernel. In fp16 with
+head_dim 128 a ring of three slots costs 24 warp instructions a token where one of two costs 16; in fp32 with
+head_dim 64 and 14 heads a group, a thread has 128 registers in blocks of one set and 169 in those of two, of
+which only one fits. ``roof_count`` makes both tables: to change a kernel's loop is to count again.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import NamedTuple
 
 from labs_common.problem import FP8, Problem
 
-TABLE = Path(__file__).with_name("roof_code.csv")
+INSTRUCTIONS = Path(__file__).with_name("roof_instructions.csv")
+REGISTERS = Path(__file__).with_name("roof_registers.csv")
 KINDS = ("float32", "half", "fp8")  # of code: fp16 and bf16 are alike
-REGISTERS = 65_536  # of a multiprocessor
+FILE_REGISTERS = 65_536  # of a multiprocessor
 BLOCK_THREADS = 256
+
+Key = tuple[str | int, ...]
 
 
 class MachineCode(NamedTuple):
@@ -35,10 +38,7 @@ class MachineCode(NamedTuple):
     @property
     def blocks(self) -> int:
         """That a multiprocessor's registers hold; a thread's come by eight."""
-        return REGISTERS // (BLOCK_THREADS * -(-self.registers // 8) * 8)
-
-
-Key = tuple[str, int, int, int, int]
+        return FILE_REGISTERS // (BLOCK_THREADS * -(-self.registers // 8) * 8)
 
 
 def kind(problem: Problem) -> str:
@@ -46,34 +46,53 @@ def kind(problem: Problem) -> str:
     return {"float32": "float32", FP8: "fp8"}.get(problem.dtype, "half")
 
 
-def key(problem: Problem, heads: int, ring_slots: int) -> Key:
-    """What code depends on: kind, head_dim, query heads of a set, page size, slots of a ring.
+def sets_and_heads(problem: Problem) -> tuple[int, int]:
+    """Sets of a group, and query heads of each, which a warp attends for."""
+    sets = -(-problem.group_size // 8)
+    return sets, -(-problem.group_size // sets)
 
-    On tensor cores a set has eight heads, used or not: 0. In fp32 tiles are of eight tokens and lie in one
-    page of any size, otherwise pages of eight make two of a tile: 8, or 16 for all others.
+
+def instructions_key(problem: Problem, block_heads: int, ring_slots: int) -> Key:
+    """What instructions depend on: kind, head_dim, heads of a set, sets of a block, page size, ring slots.
+
+    On tensor cores a set has eight heads, used or not, and sets of a block make no difference: 0 and 0. In
+    fp32 tiles are of eight tokens and lie in one page of any size, otherwise pages of eight make two of a
+    tile: 8, or 16 for all others.
     """
-    fp32 = problem.dtype == "float32"
-    page_size = 16 if fp32 else min(16, problem.page_size)
-    return kind(problem), problem.head_dim, heads if fp32 else 0, page_size, ring_slots
+    if problem.dtype == "float32":
+        return "float32", problem.head_dim, sets_and_heads(problem)[1], block_heads, 16, ring_slots
+    return kind(problem), problem.head_dim, 0, 0, min(16, problem.page_size), ring_slots
+
+
+def registers_key(problem: Problem, block_heads: int, ring_slots: int) -> Key:
+    """What registers depend on: as instructions, and in fp32 sets of a group and layout."""
+    first = instructions_key(problem, block_heads, ring_slots)
+    if problem.dtype == "float32":
+        return (*first, sets_and_heads(problem)[0], problem.layout)
+    return (*first, 0, "any")
 
 
 @functools.cache
-def table() -> dict[Key, MachineCode]:
-    """All that was counted, by `key`."""
-    with TABLE.open(newline="") as file:
+def table(path: Path) -> dict[Key, float]:
+    """Lines of a table by all columns but the last, which is the number."""
+    with path.open(newline="") as file:
         rows = list(csv.reader(file))[1:]
     return {
-        (code, *map(int, sizes)): MachineCode(float(instructions), int(registers))
-        for code, *sizes, instructions, registers in rows
+        tuple(int(word) if word.isdigit() else word for word in words): float(number)
+        for *words, number in rows
     }
 
 
-def machine_code(problem: Problem, heads: int, ring_slots: int) -> MachineCode | None:
+def machine_code(problem: Problem, block_heads: int, ring_slots: int) -> MachineCode | None:
     """Of the kernel that attends to a problem; None where no block has room for such a ring.
 
     Args:
         problem: one that stage 09 takes.
-        heads: query heads of a set.
+        block_heads: sets that share a block.
         ring_slots: two to four.
     """
-    return table().get(key(problem, heads, ring_slots))
+    instructions = table(INSTRUCTIONS).get(instructions_key(problem, block_heads, ring_slots))
+    registers = table(REGISTERS).get(registers_key(problem, block_heads, ring_slots))
+    if instructions is None or registers is None:
+        return None
+    return MachineCode(instructions, int(registers))

@@ -1,110 +1,143 @@
-"""Count what the machine code of stage 09 takes: ``python -m labs_common.roof_count FILE`` (GPU and ncu).
+"""Make the tables of ``roof_code``: what the machine code of stage 09 takes.
 
-Every kernel that ``roof_code`` knows of attends to one sequence of two lengths under Nsight Compute. What the
-longer one takes more, divided by its tokens more, is what a token takes: beginnings and ends cancel out.
+``python -m labs_common.roof_count registers FILE`` compiles every kernel (minutes, no GPU).
+``python -m labs_common.roof_count instructions FILE`` counts under Nsight Compute: each kernel attends to one
+sequence of two lengths; what the longer one takes more, divided by its tokens more, is what a token takes.
 """
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
+from tqdm import tqdm
 
 from labs_common import metric_names as names
+from labs_common.compiler import compile_resources
 from labs_common.device_inputs import device_inputs
 from labs_common.ncu import read_profile
-from labs_common.plans import Plan
+from labs_common.plans import Device, Plan
 from labs_common.problem import FP8, Problem
 from labs_common.roof_bench import UncheckedGpu
-from labs_common.roof_code import KINDS, key
+from labs_common.roof_code import Key, instructions_key, registers_key
+from labs_common.roof_work import RING_SLOTS
 from labs_common.stages import ROOF
 
+STAGE = ROOF[-1]
 LENGTHS = (2048, 6144)
-KV_HEADS = 2
-COLUMNS = ["kind", "head_dim", "heads", "page_size", "ring_slots", "instructions", "registers"]
+KV_HEADS = 8
+KEY_COLUMNS = ["kind", "head_dim", "heads", "block_heads", "page_size", "ring_slots"]
 
 
-def problems() -> Iterator[tuple[Problem, int, int]]:
-    """One for each kernel, with its query heads of a set and its slots, of the first of `LENGTHS`."""
-    for code, dtype in zip(KINDS, ("float32", "float16", FP8), strict=True):
-        for head_dim in (64, 96, 128, 192, 256):
-            for heads in range(1, 9) if code == "float32" else (4,):
-                for page_size in (16,) if code == "float32" else (8, 16):
-                    for slots in (2, 3, 4):
-                        lengths = (LENGTHS[0],)
-                        yield (
-                            Problem(heads * KV_HEADS, KV_HEADS, head_dim, page_size, lengths, dtype),
-                            heads,
-                            slots,
-                        )
+class Kernel(NamedTuple):
+    """A problem, how it is attended to, and the plan for it."""
+
+    problem: Problem
+    block_heads: int
+    ring_slots: int
+    plan: Plan
 
 
-def planned(engine: UncheckedGpu) -> list[tuple[Problem, int, int, Plan]]:
-    """The kernels that fit, each with the plans of both lengths."""
-    found = []
-    for problem, heads, slots in problems():
-        for length in LENGTHS:
-            longer = problem.replace(context_lengths=(length,))
-            try:
-                plan = ROOF[-1].plan(
-                    longer, engine.device, block_heads=1, ring_slots=slots, evict_first=True, whole=True
-                )
-            except ValueError:
-                break  # a ring that no block can have
-            found.append((longer, heads, slots, plan))
-    return found
+def kernels(key: Callable[[Problem, int, int], Key]) -> list[Kernel]:
+    """One for each key, of all that fit into a block."""
+    found: dict[Key, Kernel] = {}
+    sizes = itertools.product(
+        ("float32", "float16", FP8),
+        (64, 96, 128, 192, 256),
+        range(1, 17),  # heads of a group
+        (8, 16),  # tokens of a page
+        ("NHD", "HND"),
+        (1, 2, 4, 8),
+        RING_SLOTS,
+    )
+    for dtype, head_dim, group, page_size, layout, block_heads, slots in sizes:
+        problem = Problem(
+            group * KV_HEADS, KV_HEADS, head_dim, page_size, (LENGTHS[0],), dtype, layout, name="counted"
+        )
+        which = key(problem, block_heads, slots)
+        if which in found:
+            continue
+        options = {"block_heads": block_heads, "ring_slots": slots, "evict_first": True, "whole": True}
+        try:
+            plan = STAGE.plan(problem, Device(), **options)
+        except ValueError:
+            continue  # a ring that no block can have
+        found[which] = Kernel(problem, block_heads, slots, plan)
+    return list(found.values())
+
+
+def registers(progress: Callable[..., Iterable[int]] = tqdm) -> pd.DataFrame:
+    """Of every kernel, as ptxas gives them for sm_90."""
+    those = kernels(registers_key)
+    with ProcessPoolExecutor() as pool:
+        counts = list(progress(pool.map(_registers, those, chunksize=8), total=len(those)))
+    keys = [registers_key(one.problem, one.block_heads, one.ring_slots) for one in those]
+    rows = [(*which, count) for which, count in zip(keys, counts, strict=True)]
+    return pd.DataFrame(rows, columns=[*KEY_COLUMNS, "sets", "layout", "registers"])
+
+
+def _registers(one: Kernel) -> int:
+    return compile_resources(STAGE.source(), one.plan.defines)[STAGE.entry].registers
+
+
+def lengths(one: Kernel) -> tuple[Problem, Problem]:
+    """The two problems that a kernel attends to."""
+    short, long = (one.problem.replace(context_lengths=(length,)) for length in LENGTHS)
+    return short, long
 
 
 def launch() -> None:
-    """Each kernel once for each length, in the order of `planned`: what runs under Nsight Compute."""
+    """Each kernel for both lengths, in the order of `kernels`: what runs under Nsight Compute."""
     engine = UncheckedGpu()
-    those = planned(engine)
-    engine.build(("", ROOF[-1], plan) for *_, plan in those)
-    for problem, _, _, plan in those:
-        inputs = device_inputs(engine.xp, problem, 1)
-        engine.bind(ROOF[-1], problem, plan, inputs.sets[0], inputs.scale)()
-        engine.xp.cuda.Device().synchronize()
+    those = kernels(instructions_key)
+    engine.build(("", STAGE, one.plan) for one in those)
+    for one in those:
+        for problem in lengths(one):
+            options = {"block_heads": one.block_heads, "ring_slots": one.ring_slots}
+            plan = STAGE.plan(problem, engine.device, **options, evict_first=True, whole=True)
+            inputs = device_inputs(engine.xp, problem, 1)
+            engine.bind(STAGE, problem, plan, inputs.sets[0], inputs.scale)()
+            engine.xp.cuda.Device().synchronize()
 
 
-def counted(
-    those: list[tuple[Problem, int, int, Plan]], instructions: list[float], registers: list[float]
-) -> pd.DataFrame:
-    """The table of ``roof_code``.
+def instructions(counts: Sequence[float]) -> pd.DataFrame:
+    """Of every kernel, of a warp, for a token of one set of heads.
 
     Args:
-        those: as `planned`.
-        instructions: of warps, in each launch.
-        registers: of a thread.
+        counts: warp instructions of each launch of `launch`.
     """
     rows = []
-    for number in range(0, len(those), 2):
-        problem, heads, slots, _ = those[number]
-        more = (instructions[number + 1] - instructions[number]) / (LENGTHS[1] - LENGTHS[0]) / KV_HEADS
-        rows.append((*key(problem, heads, slots), round(more, 3), int(registers[number])))
-    return pd.DataFrame(rows, columns=COLUMNS)
+    for one, short, long in zip(kernels(instructions_key), counts[::2], counts[1::2], strict=True):
+        sets = KV_HEADS * -(-one.problem.group_size // 8)
+        which = instructions_key(one.problem, one.block_heads, one.ring_slots)
+        rows.append((*which, round((long - short) / (LENGTHS[1] - LENGTHS[0]) / sets, 3)))
+    return pd.DataFrame(rows, columns=[*KEY_COLUMNS, "instructions"])
 
 
 def main(arguments: list[str]) -> int:
-    """Write the table."""
-    if arguments == ["--launch"]:
+    """Write a table."""
+    if arguments == ["launch"]:
         launch()
         return 0
-    (file,) = arguments
+    what, file = arguments
+    if what == "registers":
+        registers().to_csv(file, index=False)
+        return 0
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "counted.csv"
-        command = ["ncu", "--csv", "--page", "raw", "--metrics", f"{names.INSTRUCTIONS},{names.REGISTERS}"]
-        command += ["-k", f"regex:^{ROOF[-1].entry}$", "--log-file", str(log)]
-        subprocess.run([*command, sys.executable, "-m", "labs_common.roof_count", "--launch"], check=True)
+        command = ["ncu", "--csv", "--page", "raw", "--metrics", names.INSTRUCTIONS, "--log-file", str(log)]
+        command += ["-k", f"regex:^{STAGE.entry}$", sys.executable, "-m", "labs_common.roof_count", "launch"]
+        subprocess.run(command, check=True)
         metrics = read_profile(log)
-    values = [
-        metrics[metrics["metric"] == name].sort_values("launch")["value"].tolist()
-        for name in (names.INSTRUCTIONS, names.REGISTERS)
-    ]
-    counted(planned(UncheckedGpu()), *values).to_csv(file, index=False)
+    counted = metrics[metrics["metric"] == names.INSTRUCTIONS].sort_values("launch")["value"]
+    instructions(counted.tolist()).to_csv(file, index=False)
     return 0
 
 

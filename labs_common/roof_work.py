@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from labs_common.problem import Problem
-from labs_common.roof_code import KINDS, kind, machine_code
+from labs_common.roof_code import KINDS, kind, machine_code, sets_and_heads
 
 BURST = 64  # bytes that memory hands out at a time
 BLOCK_BYTES = 1536  # of shared memory beside rings and values: partials' maxima and sums, the driver's own
@@ -82,16 +82,10 @@ def ways(
     return rows
 
 
-def heads_of_a_set(problem: Problem) -> tuple[int, int]:
-    """Sets of a group, and query heads of each, which a warp attends for."""
-    sets = -(-problem.group_size // 8)
-    return sets, -(-problem.group_size // sets)
-
-
 def _ways(
     problem: Problem, multiprocessors: int, shared_bytes: int, warps: int, tile_tokens: int
 ) -> Iterator[dict]:
-    group_sets, heads = heads_of_a_set(problem)
+    group_sets, heads = sets_and_heads(problem)
     sets = problem.kv_heads * group_sets
     slot_bytes = warps * tile_tokens * problem.head_dim * problem.itemsize
     other_bytes = warps * 4 * heads * problem.head_dim + BLOCK_BYTES
@@ -108,7 +102,7 @@ def _ways(
         mean_tiles = groups * all_tiles / multiprocessors
         token_warps = warps // block_heads
         for slots in RING_SLOTS:
-            code = machine_code(problem, heads, slots)
+            code = machine_code(problem, block_heads, slots)
             if code is None or not fit(slots, 1):
                 continue
             most = max(n for n in range(1, BESIDE + 1) if n == 1 or (n <= code.blocks and fit(slots, n)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import itertools
 import json
@@ -10,6 +11,7 @@ import math
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -431,6 +433,49 @@ def test_results_are_shown_from_a_file(results, tmp_path):
     assert "not measured: fails: ZeroDivisionError: division by zero (float32 S1)" in answer.output
     assert json.loads(again.read_text()) == json.loads(file.read_text()) == results
     assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_of_several_runs_the_median_is_shown(results, tmp_path):
+    """By hand: three runs that differ in one contender's figures, one of which lacks another contender."""
+    runs = [copy.deepcopy(results) for _ in range(3)]
+    first = results["rows"][0]["what"]
+    for run, median_us, share in zip(runs, (30.0, 10.0, 20.0), (91.0, 95.0, 92.5), strict=True):
+        run["rows"][0].update({"median_us": median_us, "% of read ceiling": share, "planning_us": None})
+    runs[2]["rows"][1]["right"], runs[2]["rows"][1]["diagnosis"] = False, "wrong in the third run"
+    lacking = runs[1]["rows"].pop(2)
+    where = {key: lacking[key] for key in ("problem", "dtype", "what")}
+    runs[1]["missing"].append({**where, "reason": "was not installed"})
+    files = [tmp_path / f"run-{number}.json" for number in range(3)]
+    for run, file in zip(runs, files, strict=True):
+        peer_bench.write(run, file)
+
+    again = tmp_path / "again.json"
+    words = [word for file in files for word in ("--replay", str(file))]
+    answer = CliRunner().invoke(cli_bench.app, ["peers", *words, "--json", str(again)])
+
+    found = json.loads(again.read_text())
+    rows = {row["what"]: row for row in found["rows"]}
+    assert (rows[first]["median_us"], rows[first]["% of read ceiling"]) == (20.0, 92.5)
+    assert rows[first]["planning_us"] is None and rows[first]["right"]
+    assert rows[results["rows"][1]["what"]]["diagnosis"] == "wrong in the third run"
+    assert lacking["what"] not in rows and f"{lacking['what']}: was not installed" in answer.output
+    assert found["provenance"]["runs"] == 3 and "median of 3 such runs" in found["method"]
+    assert "and of 3 runs" in peer_chart(found).alt_text()
+    with pytest.raises(ValueError, match="runs="):
+        peer_bench.combined([])
+
+
+def test_in_every_recorded_run_09_is_ahead_of_the_kernels_that_read_pages():
+    files = sorted((peer_bench.RECORDED / "h200").glob("*.json"))
+    assert len(files) >= 3
+    for file in files:
+        rows = pd.DataFrame(peer_bench.read(file)["rows"])
+        assert rows["right"].all()
+        cells = rows.set_index(["problem", "dtype"])
+        ours = cells.loc[cells["what"].str.startswith("09"), "median_us"]
+        best = cells.loc[cells["kind"] == PAGED, "median_us"].groupby(["problem", "dtype"]).min()
+        assert len(ours) == 15 and len(best) == 10  # in fp32 none that reads pages could be installed
+        assert (best / ours.reindex(best.index)).min() >= 1.0
 
 
 def test_a_wrong_stage_of_the_lab_fails_the_command(results, tmp_path):
