@@ -17,6 +17,7 @@ from labs_common.roof_regret import RECORDED, Timed, regret, timed_problems
 
 RANDOM = 60 + 50 + 5 * 30  # shapes that the costs were fitted to
 UNSEEN = 30  # of each draw that they were not
+DRAWS = (15, 17, 18, 19)
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +35,29 @@ def test_the_choice_is_near_the_best_way_that_was_timed(table):
     assert (table["ratio"] >= 1).all()
     assert table["ratio"].median() < 1.01
     assert table["ratio"].quantile(0.9) < 1.04
-    assert (table["ratio"] > 1.10).sum() <= 1 and table["ratio"].max() < 1.17
+    assert table["ratio"].max() < 1.10
 
 
-@pytest.mark.parametrize("draw", ["random-30-17", "random-30-18"])
-def test_it_is_near_on_shapes_that_were_drawn_after_the_fit(draw):
-    """Its own plan, which was timed beside every other, and what it would choose of these ways today."""
-    rows = pd.read_csv(RECORDED / "h200" / f"unseen-{draw}.csv.xz").set_index(["problem", "what"])
+@pytest.mark.parametrize("draw", DRAWS)
+def test_it_is_near_on_shapes_that_the_fit_has_not_seen(draw):
+    """Three per cent in the median and ten at worst are what is asked for."""
+    table = regret(timed_problems(unseen=True))
+    ratio = table.loc[table["problem"].str.startswith(f"random {draw}."), "ratio"]
+
+    assert len(ratio) == UNSEEN
+    assert ratio.median() < 1.01 and ratio.quantile(0.9) < 1.065 and ratio.max() < 1.09
+
+
+@pytest.mark.parametrize("draw", [17, 18])
+def test_so_was_its_own_plan_beside_every_other(draw):
+    """Timed as the costs planned it before anybody had looked at these shapes."""
+    rows = pd.read_csv(RECORDED / "h200" / f"unseen-random-30-{draw}.csv.xz").set_index(["problem", "what"])
     own = rows["median_us"].xs("09", level="what")
     ways = rows["median_us"][rows.index.get_level_values("what").str.contains("heads a block")]
-    timed_then = own / ways.groupby("problem").min().reindex(own.index)
-    today = regret(timed_problems(unseen=True)).set_index("problem")["ratio"].reindex(own.index)
+    ratio = own / ways.groupby("problem").min().reindex(own.index)
 
-    assert rows["right"].all()
-    for ratio in (timed_then, today):
-        assert len(ratio) == UNSEEN and ratio.notna().all()
-        assert ratio.median() < 1.012 and ratio.quantile(0.9) < 1.04 and ratio.max() < 1.07
+    assert rows["right"].all() and len(ratio) == UNSEEN
+    assert ratio.median() < 1.012 and ratio.max() < 1.07
 
 
 def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(timed, table):
@@ -62,7 +70,7 @@ def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(timed, table):
     random = unseen[unseen["problem"].str.startswith("random")]
     assert len(random) == RANDOM
     assert random["ratio"].median() < 1.01 and random["ratio"].quantile(0.9) < 1.05
-    assert (random["ratio"] > 1.10).sum() <= 3 and random["ratio"].max() < 1.20
+    assert (random["ratio"] > 1.10).sum() <= 1 and random["ratio"].max() < 1.15
 
 
 def test_the_costs_are_what_a_fit_finds(timed):
@@ -78,7 +86,7 @@ def test_what_is_kept_from_the_fit_is_not_in_it(timed):
 
     unseen = [shape(one) for one in timed_problems(unseen=True)]
 
-    assert len(unseen) == 3 * UNSEEN and not set(unseen) & {shape(one) for one in timed}
+    assert len(unseen) == len(DRAWS) * UNSEEN and not set(unseen) & {shape(one) for one in timed}
 
 
 def test_of_shapes_on_which_peers_were_measured_it_is_near(table):
