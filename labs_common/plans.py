@@ -308,7 +308,8 @@ def plan_memory_roof(
     What is not given is chosen by cost, see ``roof_choice``.
 
     Args:
-        blocks: that share the work of equal runs, by default one to three a multiprocessor.
+        blocks: that share the work of equal runs, by default one to three a multiprocessor. With a number,
+            runs are equal unless ``whole`` says otherwise.
         block_heads: as for stage 08.
         ring_slots: as for stage 08.
         evict_first: let L2 drop keys and values first, which nobody reads twice.

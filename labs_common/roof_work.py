@@ -103,7 +103,8 @@ def _ways(
         token_warps = warps // block_heads
         for slots in RING_SLOTS:
             code = machine_code(problem, block_heads, slots)
-            if code is None or not fit(slots, 1):
+            # The shortest ring is offered even where it is too large, so that the plan can say so.
+            if code is None or (slots > RING_SLOTS[0] and not fit(slots, 1)):
                 continue
             most = max(n for n in range(1, BESIDE + 1) if n == 1 or (n <= code.blocks and fit(slots, n)))
             way = {

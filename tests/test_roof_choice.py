@@ -222,6 +222,28 @@ def test_sequences_that_leave_multiprocessors_idle_are_not_preferred():
     assert choices(*arguments(problem, 128))[0].whole
 
 
+def test_smaller_multiprocessors_get_shorter_rings_or_a_plain_word():
+    """By hand: rings of two slots of 64 KiB and 64 KiB of values, or of two slots of 32 KiB and 16 KiB."""
+    large, small = Problem(8, 1, 256, 16, (4000,)), Problem(4, 1, 128, 16, (4000,), "float16")
+    for shared_bytes in (166_912, 101_376):
+        device = dataclasses.replace(Device(), max_shared_bytes=shared_bytes)
+        with pytest.raises(ValueError, match=f"196608 bytes of shared memory.*{shared_bytes}"):
+            STAGE.plan(large, device)
+        assert STAGE.plan(small, device).launches[0].shared_bytes == 81_920
+
+
+@pytest.mark.parametrize(
+    ("options", "grid"),
+    [({"blocks": 100}, 100), ({"blocks": 100, "whole": True}, 2), ({"blocks": 264, "ring_slots": 5}, 264)],
+)
+def test_what_is_asked_for_is_planned(options, grid):
+    """Two contexts of a head set each; a number of blocks means equal runs, unless sequences stay whole."""
+    plan = STAGE.plan(Problem(4, 1, 64, 8, (0, 9000, 9000), "float32"), **options)
+
+    assert plan.launches[0].grid == (grid, 1, 1)
+    assert plan.defines["RING_SLOTS"] == options.get("ring_slots", plan.defines["RING_SLOTS"])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", FP8])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_machine_code_is_known_for_all_that_fits_into_a_block(dtype, layout):
