@@ -59,8 +59,9 @@ def peer_chart(found: Mapping[str, Any]) -> Chart:
     measured = f"{gpu}, driver {provenance.get('driver')}, measured {provenance.get('date')} with events: "
     measured += "median of graph replays, of about a millisecond each"
     if provenance.get("runs", 1) > 1:
-        measured += f", and of {provenance['runs']} runs"
-    ceiling = f"100 %: the best plain read in the same run, {min(ceilings):,.0f} to {max(ceilings):,.0f} GB/s"
+        measured += f", and of these the median of {provenance['runs']} runs"
+    each = "the same run" if provenance.get("runs", 1) == 1 else "each run, in the median"
+    ceiling = f"100 %: the best plain read in {each}, {min(ceilings):,.0f} to {max(ceilings):,.0f} GB/s"
     words = [
         f"{measured}.",
         f"{ceiling}. * rounds queries to fp8; x wrong; \N{EN DASH} did not run.",

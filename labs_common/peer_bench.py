@@ -34,6 +34,7 @@ DTYPES = ("float16", FP8, "float32")
 LOOSE_ERROR = 0.1
 GRAPH_S = 1e-3  # of a graph, about, at least; decode steps are such a graph, of one call for each layer
 PLANNED = 5  # times that a host's planning is timed
+CELL = ("problem", "dtype", "what")
 FIGURES = ("median_us", "p90_us", "GB/s", "% of read ceiling", "ceiling_GB/s", "planning_us", "error")
 METHOD = (
     "Decode with one query token a sequence, pages of 16 tokens in random order, queries twice as wide as "
@@ -315,27 +316,34 @@ def combined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several runs as one: medians of every figure, parts of a ceiling of the ceiling of their own run.
 
     Cards of one kind differ by a point or two in some cells. A contender that some run lacks is left out,
-    with the reason that the run gives; one that was ever wrong stays wrong.
+    with the reason that the run gives; one that was ever wrong stays wrong. Its error is the largest.
 
     Raises:
-        ValueError: there is no run.
+        ValueError: there is no run, or they are of different GPUs or contenders' versions.
     """
     if not runs:
         raise ValueError("runs=[]: at least one is needed")
+    for name in ("gpu", "peers"):
+        kinds = [run["provenance"].get(name) for run in runs]
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError(f"runs: {name} must be the same, not {' and '.join(map(str, kinds))}")
     if len(runs) == 1:
         return dict(runs[0])
-    named = [{(row["problem"], row["dtype"], row["what"]): row for row in run["rows"]} for run in runs]
-    rows = []
-    for name, first in named[0].items():
-        if not all(name in run for run in named):
+    named = [{tuple(row[k] for k in CELL): row for row in run["rows"]} for run in runs]
+    rows, missing = [], {}
+    for name in dict.fromkeys(name for run in named for name in run):
+        mine = [run[name] for run in named if name in run]
+        if len(mine) < len(runs):
+            reason = f"measured in {len(mine)} of {len(runs)} runs"
+            missing[name] = {**dict(zip(CELL, name, strict=True)), "reason": reason}
             continue
-        mine = [run[name] for run in named]
-        row = dict(next((row for row in mine if not row["right"]), first))
+        row = dict(next((row for row in mine if not row["right"]), mine[0]))
         for figure in FIGURES:
             values = [one[figure] for one in mine]
-            row[figure] = statistics.median(values) if None not in values else None
+            worst = max if figure == "error" else statistics.median
+            row[figure] = worst(values) if None not in values else None
         rows.append(row)
-    missing = {(one["problem"], one["dtype"], one["what"]): one for run in runs for one in run["missing"]}
+    missing |= {tuple(one[k] for k in CELL): one for run in runs for one in run["missing"]}
     return {
         "provenance": {**runs[0]["provenance"], "runs": len(runs)},
         "method": f"{runs[0]['method']} Each figure is the median of {len(runs)} such runs.",

@@ -13,6 +13,7 @@ from labs_common.layouts import chunk_elements
 from labs_common.problem import FP8, Problem
 from labs_common.roof_choice import choices
 from labs_common.roof_code import sets_and_heads
+from labs_common.roof_work import RING_SLOTS
 
 WARP_SIZE = 32
 MAX_HEAD_DIM = 256
@@ -320,17 +321,21 @@ def plan_memory_roof(
     _supports_ring(problem, device)
     if block_heads is not None:
         _head_groups(problem, block_heads)
-    asked = {"whole": whole, "block_heads": block_heads, "ring_slots": ring_slots, "evict_first": evict_first}
+    asked: dict[str, object] = {"whole": whole, "block_heads": block_heads, "ring_slots": ring_slots}
     if blocks is not None:
         asked["whole"] = bool(whole)
         asked["runs"] = _at_least_1("blocks", blocks, 1) / device.multiprocessors
+    elif ring_slots is not None and ring_slots > max(RING_SLOTS):
+        asked["runs"] = 1  # of so long rings nobody counted whether two fit
     asked = {name: value for name, value in asked.items() if value is not None}
     ways = choices(
         problem, device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
     )
-    # The cheapest of those that have most of what is asked for; what none has is put into it.
+    # The cheapest of the ways that are nearest to what is asked for, one thing after the other in this order.
     best = min(ways, key=lambda way: [getattr(way, name) != value for name, value in asked.items()])
-    best = dataclasses.replace(best, **{name: value for name, value in asked.items() if name != "runs"})
+    given = {"whole": asked.get("whole"), "block_heads": block_heads, "ring_slots": ring_slots}
+    given["evict_first"] = evict_first
+    best = dataclasses.replace(best, **{name: value for name, value in given.items() if value is not None})
     groups, block_heads = _head_groups(problem, best.block_heads)
     if best.whole:
         runs = whole_sequences(problem.context_lengths, groups)

@@ -116,20 +116,19 @@ def choices(
         costs: of the GPU.
     """
     work = ways(problem, multiprocessors, shared_bytes, warps, tile_tokens)
-    total = cost(work, costs)
+    total, worth = cost(work, costs), _segment_tiles(work, costs)
     found = []
     for number in order(work, total):
         way = work[number]
-        runs = int(way["runs"])
         found.append(
             Choice(
-                int(way["block_heads"]),
-                runs == 0,
-                int(way["ring_slots"]),
-                bool(way["evict_first"]),
-                runs,
-                _segment_tiles(work[number : number + 1], costs) if runs else 0,
-                float(total[number]),
+                block_heads=int(way["block_heads"]),
+                whole=bool(way["runs"] == 0),
+                ring_slots=int(way["ring_slots"]),
+                evict_first=bool(way["evict_first"]),
+                runs=int(way["runs"]),
+                segment_tiles=int(worth[number]),
+                cost=float(total[number]),
             )
         )
     return found
@@ -200,8 +199,9 @@ def _longest(power: float, *times: np.ndarray | float) -> np.ndarray:
 def _round(work: np.ndarray, costs: Costs) -> np.ndarray:
     """Of a warp with a tile of keys and its values: what it works on them, or waits for them.
 
-    A slot is filled again as soon as it was used, and used again when all others were: keys and values, two
-    slots of a tile, come no sooner than every other round of a ring.
+    A slot is filled again as soon as it was used, and used again when all others were. A round uses two, one
+    of keys and one of values, so that half its slots are the rounds in which a ring comes round: no sooner
+    than what is asked for is there and worked on.
     """
     tile = np.array([costs.tile_float32, costs.tile_half, costs.tile_fp8])[work["kind"]]
     each = np.array([costs.product_float32, costs.dimension_half, costs.dimension_fp8])[work["kind"]]
@@ -223,6 +223,8 @@ def _segment(work: np.ndarray, costs: Costs) -> np.ndarray:
     return costs.segment + costs.segment_output * work["output"]
 
 
-def _segment_tiles(work: np.ndarray, costs: Costs) -> int:
-    """Tiles of a run that take as long as a segment beside its tiles."""
-    return round((_segment(work, costs) * work["tiles"] / (busy(work, costs) * work["runs"])).item())
+def _segment_tiles(work: np.ndarray, costs: Costs) -> np.ndarray:
+    """Tiles of a run that take as long as a segment beside its tiles; 0 where sequences stay whole."""
+    taken = busy(work, costs) * work["runs"]
+    worth = _segment(work, costs) * work["tiles"]
+    return np.rint(np.divide(worth, taken, out=np.zeros_like(worth), where=taken > 0))

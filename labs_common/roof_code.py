@@ -1,9 +1,9 @@
 """What the machine code of stage 09 takes: instructions, counted by Nsight Compute, and registers, by ptxas.
 
 Neither follows from the source: ptxas weighs one against the other anew for every kernel. In fp16 with
-head_dim 128 a ring of three slots costs 24 warp instructions a token where one of two costs 16; in fp32 with
+head_dim 128 a ring of three slots costs 25 warp instructions a token where one of two costs 17; in fp32 with
 head_dim 64 and 14 heads a group, a thread has 128 registers in blocks of one set and 169 in those of two, of
-which only one fits. ``roof_count`` makes both tables: to change a kernel's loop is to count again.
+which only one fits. ``roof_count`` makes both tables, for sm_90: to change a kernel's loop is to count again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from labs_common.problem import FP8, Problem
 INSTRUCTIONS = Path(__file__).with_name("roof_instructions.csv")
 REGISTERS = Path(__file__).with_name("roof_registers.csv")
 KINDS = ("float32", "half", "fp8")  # of code: fp16 and bf16 are alike
+HEAD_DIMS = (64, 96, 128, 192, 256)  # of kernels that were counted
 FILE_REGISTERS = 65_536  # of a multiprocessor
 BLOCK_THREADS = 256
 
@@ -57,11 +58,12 @@ def instructions_key(problem: Problem, block_heads: int, ring_slots: int) -> Key
 
     On tensor cores a set has eight heads, used or not, and sets of a block make no difference: 0 and 0. In
     fp32 tiles are of eight tokens and lie in one page of any size, otherwise pages of eight make two of a
-    tile: 8, or 16 for all others.
+    tile: 8, or 16 for all others. A head_dim that was not counted counts as the next one that was.
     """
+    head_dim = next(size for size in HEAD_DIMS if size >= problem.head_dim)
     if problem.dtype == "float32":
-        return "float32", problem.head_dim, sets_and_heads(problem)[1], block_heads, 16, ring_slots
-    return kind(problem), problem.head_dim, 0, 0, min(16, problem.page_size), ring_slots
+        return "float32", head_dim, sets_and_heads(problem)[1], block_heads, 16, ring_slots
+    return kind(problem), head_dim, 0, 0, min(16, problem.page_size), ring_slots
 
 
 def registers_key(problem: Problem, block_heads: int, ring_slots: int) -> Key:
@@ -84,7 +86,7 @@ def table(path: Path) -> dict[Key, float]:
 
 
 def machine_code(problem: Problem, block_heads: int, ring_slots: int) -> MachineCode | None:
-    """Of the kernel that attends to a problem; None where no block has room for such a ring.
+    """Of the kernel that attends to a problem; None where a block of an H200 has no room for such a ring.
 
     Args:
         problem: one that stage 09 takes.

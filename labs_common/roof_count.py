@@ -3,6 +3,7 @@
 ``python -m labs_common.roof_count registers FILE`` compiles every kernel (minutes, no GPU).
 ``python -m labs_common.roof_count instructions FILE`` counts under Nsight Compute: each kernel attends to one
 sequence of two lengths; what the longer one takes more, divided by its tokens more, is what a token takes.
+Both plan with the tables that are there, whose figures they do not use.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from labs_common.ncu import read_profile
 from labs_common.plans import Device, Plan
 from labs_common.problem import FP8, Problem
 from labs_common.roof_bench import UncheckedGpu
-from labs_common.roof_code import Key, instructions_key, registers_key
+from labs_common.roof_code import HEAD_DIMS, Key, instructions_key, registers_key
 from labs_common.roof_work import RING_SLOTS
 from labs_common.stages import ROOF
 
@@ -50,7 +51,7 @@ def kernels(key: Callable[[Problem, int, int], Key]) -> list[Kernel]:
     found: dict[Key, Kernel] = {}
     sizes = itertools.product(
         ("float32", "float16", FP8),
-        (64, 96, 128, 192, 256),
+        HEAD_DIMS,
         range(1, 17),  # heads of a group
         (8, 16),  # tokens of a page
         ("NHD", "HND"),
@@ -126,6 +127,8 @@ def main(arguments: list[str]) -> int:
     if arguments == ["launch"]:
         launch()
         return 0
+    if len(arguments) != 2 or arguments[0] not in ("registers", "instructions"):
+        raise SystemExit("usage: python -m labs_common.roof_count registers|instructions FILE")
     what, file = arguments
     if what == "registers":
         registers().to_csv(file, index=False)

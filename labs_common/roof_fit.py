@@ -154,13 +154,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("--folds", type=int, default=FOLDS, help="0: only the fit")
     options = parser.parse_args()
+    if options.folds < 0 or options.folds == 1:
+        raise SystemExit(f"--folds {options.folds}: 0, or at least 2")
     timed = timed_problems()
     if not timed:
         raise SystemExit("no timings here: data/roof holds none")
     if options.folds:
         table = cross_validated(timed, options.folds)
         print(table.nlargest(8, "ratio").to_string(index=False, float_format="{:.3f}".format))
-        print(table["ratio"].describe(percentiles=(0.5, 0.9)).to_string(float_format="{:.3f}".format))
+        for words, known in (("random shapes", False), ("shapes that peers are measured on", True)):
+            print(f"{words}:")
+            ratio = table.loc[table["problem"].isin(SHAPES) == known, "ratio"]
+            print(ratio.describe(percentiles=(0.5, 0.9)).to_string(float_format="{:.3f}".format))
     for name, value in dataclasses.asdict(fit(timings(timed))).items():
         print(f"{name:16} {value:.4g}")
 

@@ -37,7 +37,7 @@ WAY = np.dtype(
         ("slot_bytes", float),  # of all warps of a block
         ("tiles", float),
         ("idle", bool),  # whether there are fewer blocks with whole sequences than multiprocessors
-        ("uneven", bool),  # whether contexts are of different lengths
+        ("uneven", bool),  # whether contexts, but for empty ones, have different numbers of tiles
         # Of its fullest multiprocessor, while BESIDE or fewer blocks are left, part by part:
         ("left", float, BESIDE),  # blocks
         ("rounds", float, BESIDE),  # tiles that a warp has one after the other
@@ -119,7 +119,7 @@ def _ways(
                 "slot_bytes": slot_bytes,
                 "tiles": mean_tiles,
                 "idle": blocks < 1,
-                "uneven": len(set(problem.context_lengths)) > 1,
+                "uneven": len(set(tiles)) > 1,
             }
             beside = min(most, max(1, -int(-blocks // 1)))
             if (block_heads, beside) not in dealt:
@@ -214,6 +214,8 @@ def _dealt(longest_first: Sequence[int], takers: int, beside: int = 1) -> list[l
         takers: of pieces.
         beside: pieces that each begins with at the same time.
     """
+    if longest_first and longest_first[0] == longest_first[-1]:  # whoever is free is the next one
+        return [list(longest_first[first::takers]) for first in range(takers)]
     started = beside * takers
     taken = [list(longest_first[first:started:takers]) for first in range(takers)]
     free = [(sum(pieces), number) for number, pieces in enumerate(taken)]

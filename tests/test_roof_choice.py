@@ -15,6 +15,7 @@ from labs_common.plans import RING_WARPS, Device, ring_tile_tokens
 from labs_common.problem import FP8, Problem
 from labs_common.roof_choice import DRAW, H200, busy, choices, cost, order
 from labs_common.roof_code import (
+    HEAD_DIMS,
     INSTRUCTIONS,
     KINDS,
     REGISTERS,
@@ -42,11 +43,10 @@ def way(problem, block_heads, ring_slots, runs):
 
 def test_work_is_dealt_to_whoever_is_free():
     assert _dealt([5, 4, 3, 2, 1], 2) == [[5, 2, 1], [4, 3]]
-    assert _dealt([5, 4, 3, 2, 1], 2, beside=2) == [
-        [5, 3],
-        [4, 2, 1],
-    ]  # 5 and 3 begin together, 4 and 2 as well
-    assert _dealt([7], 3) == [[7], [], []]
+    # 5 and 3 begin together, 4 and 2 as well.
+    assert _dealt([5, 4, 3, 2, 1], 2, beside=2) == [[5, 3], [4, 2, 1]]
+    assert _dealt([7], 3) == [[7], [], []] and _dealt([], 2) == [[], []]
+    assert _dealt([4, 4, 4, 4, 4], 2, beside=2) == [[4, 4, 4], [4, 4]]
 
 
 @given(
@@ -232,9 +232,33 @@ def test_smaller_multiprocessors_get_shorter_rings_or_a_plain_word():
         assert STAGE.plan(small, device).launches[0].shared_bytes == 81_920
 
 
+@pytest.mark.parametrize("head_dim", range(32, 257, 32))
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", FP8])
+def test_every_head_dim_that_the_stage_takes_has_a_plan(head_dim, dtype):
+    """Those that nobody counted are chosen for as the next larger one."""
+    problem = Problem(32, 8, head_dim, 16, (1000,) * 8, dtype)
+    if STAGE.supports(problem, Device()) is None:
+        assert STAGE.plan(problem).launches[0].shared_bytes <= SHARED_BYTES
+
+
+@pytest.mark.parametrize(
+    "problem", [SHAPES["S1"].replace(dtype="float16"), SHAPES["S2"].replace(dtype="float16")]
+)
+def test_to_ask_for_the_policy_of_l2_alone_changes_nothing_else(problem):
+    kept, first = STAGE.plan(problem, evict_first=False), STAGE.plan(problem)
+
+    assert first.defines["EVICT_FIRST"] == 1
+    assert kept.launches == first.launches and kept.defines == {**first.defines, "EVICT_FIRST": 0}
+
+
 @pytest.mark.parametrize(
     ("options", "grid"),
-    [({"blocks": 100}, 100), ({"blocks": 100, "whole": True}, 2), ({"blocks": 264, "ring_slots": 5}, 264)],
+    [
+        ({"blocks": 100}, 100),
+        ({"blocks": 100, "whole": True}, 2),
+        ({"blocks": 264, "ring_slots": 5}, 264),
+        ({"ring_slots": 5, "whole": False}, 132),
+    ],
 )
 def test_what_is_asked_for_is_planned(options, grid):
     """Two contexts of a head set each; a number of blocks means equal runs, unless sequences stay whole."""
@@ -248,7 +272,7 @@ def test_what_is_asked_for_is_planned(options, grid):
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_machine_code_is_known_for_all_that_fits_into_a_block(dtype, layout):
     """Of eight warps with rings of two to four slots and values of all heads."""
-    sizes = itertools.product((64, 96, 128, 192, 256), (8, 16, 32, 64), range(1, 17), (1, 2, 4, 8), (2, 3, 4))
+    sizes = itertools.product(HEAD_DIMS, (8, 16, 32, 64), range(1, 17), (1, 2, 4, 8), (2, 3, 4))
     for head_dim, page_size, group, block_heads, slots in sizes:
         problem = Problem(8 * group, 8, head_dim, page_size, (100,), dtype, layout)
         tile = ring_tile_tokens(problem) * head_dim * problem.itemsize
