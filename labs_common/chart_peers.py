@@ -57,9 +57,9 @@ def peer_chart(found: Mapping[str, Any]) -> Chart:
     gpu = display_name(provenance.get("gpu") or "")
     ceilings = [row["ceiling_GB/s"] for row in rows]
     measured = f"{gpu}, driver {provenance.get('driver')}, measured {provenance.get('date')} with events: "
-    measured += "median of graph replays, of about a millisecond each"
+    measured += "median of graph replays of about 1 ms each"
     if provenance.get("runs", 1) > 1:
-        measured += f", and of these the median of {provenance['runs']} runs"
+        measured += f", then of {provenance['runs']} runs"
     each = "the same run" if provenance.get("runs", 1) == 1 else "each run, in the median"
     ceiling = f"100 %: the best plain read in {each}, {min(ceilings):,.0f} to {max(ceilings):,.0f} GB/s"
     words = [

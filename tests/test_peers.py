@@ -460,7 +460,7 @@ def test_of_several_runs_the_median_is_shown(results, tmp_path):
     assert rows[results["rows"][1]["what"]]["diagnosis"] == "wrong in the third run"
     assert lacking["what"] not in rows and f"{lacking['what']}: was not installed" in answer.output
     assert found["provenance"]["runs"] == 3 and "median of 3 such runs" in found["method"]
-    assert "of these the median of 3 runs" in peer_chart(found).alt_text()
+    assert "1 ms each, then of 3 runs" in peer_chart(found).alt_text()
     with pytest.raises(ValueError, match="runs="):
         peer_bench.combined([])
     runs[1]["provenance"]["gpu"] = "NVIDIA A100"
