@@ -229,8 +229,7 @@ def plan_async_ring(
     if bad or partition_tokens % 32:
         raise ValueError(f"partition_tokens={partition_tokens!r} must be a positive multiple of 32")
     defines, tile_bytes = _ring_defines(problem, warps, ring_slots)
-    head_sets = -(-problem.group_size // 8)
-    values_bytes = 4 * warps * -(-problem.group_size // head_sets) * problem.head_dim
+    values_bytes = 4 * warps * sets_and_heads(problem)[1] * problem.head_dim
     partitions = max(1, -(-max(problem.context_lengths, default=0) // partition_tokens))
     launches = (
         Launch(
@@ -333,9 +332,10 @@ def plan_memory_roof(
     )
     # The cheapest of the ways that are nearest to what is asked for, one thing after the other in this order.
     best = min(ways, key=lambda way: [getattr(way, name) != value for name, value in asked.items()])
-    given = {"whole": asked.get("whole"), "block_heads": block_heads, "ring_slots": ring_slots}
-    given["evict_first"] = evict_first
-    best = dataclasses.replace(best, **{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in asked.items() if name != "runs"}
+    if evict_first is not None:
+        given["evict_first"] = evict_first
+    best = dataclasses.replace(best, **given)
     groups, block_heads = _head_groups(problem, best.block_heads)
     if best.whole:
         runs = whole_sequences(problem.context_lengths, groups)
@@ -369,13 +369,13 @@ def _at_least_1(name: str, value: int | None, default: int) -> int:
 
 def most_block_heads(problem: Problem) -> int:
     """Sets of up to 8 query heads that can share a block of stages 08 and 09: the most of 1, 2, 4 or 8."""
-    sets = problem.kv_heads * -(-problem.group_size // 8)
+    sets = problem.kv_heads * sets_and_heads(problem)[0]
     return next(heads for heads in (8, 4, 2, 1) if sets % heads == 0)
 
 
 def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
     """Groups of sets of heads that a block attends for, and the sets in one."""
-    sets = problem.kv_heads * -(-problem.group_size // 8)
+    sets = problem.kv_heads * sets_and_heads(problem)[0]
     if block_heads is None:
         block_heads = most_block_heads(problem)
     if block_heads not in (1, 2, 4, 8) or sets % block_heads:

@@ -27,7 +27,7 @@ from labs_common.ncu import read_profile
 from labs_common.plans import Device, Plan
 from labs_common.problem import FP8, Problem
 from labs_common.roof_bench import UncheckedGpu
-from labs_common.roof_code import HEAD_DIMS, Key, instructions_key, registers_key
+from labs_common.roof_code import HEAD_DIMS, Key, instructions_key, registers_key, sets_and_heads
 from labs_common.roof_work import RING_SLOTS
 from labs_common.stages import ROOF
 
@@ -116,7 +116,7 @@ def instructions(counts: Sequence[float]) -> pd.DataFrame:
     """
     rows = []
     for one, short, long in zip(kernels(instructions_key), counts[::2], counts[1::2], strict=True):
-        sets = KV_HEADS * -(-one.problem.group_size // 8)
+        sets = KV_HEADS * sets_and_heads(one.problem)[0]
         which = instructions_key(one.problem, one.block_heads, one.ring_slots)
         rows.append((*which, round((long - short) / (LENGTHS[1] - LENGTHS[0]) / sets, 3)))
     return pd.DataFrame(rows, columns=[*KEY_COLUMNS, "instructions"])

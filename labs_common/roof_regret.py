@@ -74,7 +74,8 @@ def timed_problems(gpu: str = "h200", unseen: bool = False) -> list[Timed]:
 def regret(timed: list[Timed], device: Device | None = None, costs: Costs = H200) -> pd.DataFrame:
     """A row for every problem: the choice's time over the best, both in microseconds.
 
-    A way that was not timed is passed over for the next that the choice would make.
+    A way that was not timed is passed over for the next that the choice would make: ``first`` says whether it
+    was the first.
 
     Args:
         timed: problems of which equal runs were cut as today.
@@ -83,7 +84,8 @@ def regret(timed: list[Timed], device: Device | None = None, costs: Costs = H200
     """
     rows = []
     for one in timed:
-        _, chosen = one.ways(device or Device(), costs)[0]
+        sizes = arguments(one.problem, device or Device())
+        choice, chosen = one.ways(device or Device(), costs)[0]
         best = min(one.times.values())
         kind = {0: "whole", 1: "equal runs", 2: "two equal runs", 3: "three equal runs"}[chosen.runs]
         rows.append(
@@ -94,9 +96,10 @@ def regret(timed: list[Timed], device: Device | None = None, costs: Costs = H200
                 "chosen_us": one.times[chosen],
                 "best_us": best,
                 "ratio": one.times[chosen] / best,
+                "first": choice == choices(*sizes, costs)[0],
             }
         )
-    columns = ["problem", "dtype", "chosen", "chosen_us", "best_us", "ratio"]
+    columns = ["problem", "dtype", "chosen", "chosen_us", "best_us", "ratio", "first"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -118,6 +121,7 @@ def main() -> None:
         print(
             table.sort_values("ratio", ascending=False).to_string(index=False, float_format="{:.3f}".format)
         )
+        print(f"{(~table['first']).sum()} of {len(table)} by their second choice: the first was not timed")
         print(table["ratio"].describe(percentiles=(0.5, 0.9)).to_string(float_format="{:.3f}".format))
 
 

@@ -36,15 +36,18 @@ def test_the_choice_is_near_the_best_way_that_was_timed(table):
     assert table["ratio"].median() < 1.01
     assert table["ratio"].quantile(0.9) < 1.04
     assert table["ratio"].max() < 1.10
+    # On two shapes the first choice was not timed: two runs, of which nobody knew that they fit.
+    assert (~table["first"]).sum() == 2
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_it_is_near_on_shapes_that_the_fit_has_not_seen(draw):
     """Three per cent in the median and ten at worst are what is asked for."""
     table = regret(timed_problems(unseen=True))
-    ratio = table.loc[table["problem"].str.startswith(f"random {draw}."), "ratio"]
+    table = table[table["problem"].str.startswith(f"random {draw}.")]
+    ratio = table["ratio"]
 
-    assert len(ratio) == UNSEEN
+    assert len(ratio) == UNSEEN and table["first"].all()
     assert ratio.median() < 1.01 and ratio.quantile(0.9) < 1.065 and ratio.max() < 1.09
 
 
