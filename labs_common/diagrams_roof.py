@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -184,9 +183,9 @@ def runs(problem: Problem, plan: Plan) -> Chart:
         problem: whose contexts are drawn to scale.
         plan: of stage 08 or 09.
     """
-    segments, first = plan.tables["segments"], plan.tables["block_segments"]
-    block_of = np.repeat(np.arange(len(first) - 1), np.diff(first))
-    chart = new_chart(1.2 + 0.38 * problem.batch, f"{len(first) - 1} blocks, each with an equal run of tiles")
+    segments, block_of = plan.tables["segments"], segment_blocks(plan)
+    blocks = plan.launches[0].grid[0]
+    chart = new_chart(1.2 + 0.38 * problem.batch, f"{blocks} blocks, each with an equal run of tiles")
     axes = chart.subplots()
     longest = max(1, *problem.context_lengths)
     pieces = 0
@@ -220,6 +219,20 @@ def runs(problem: Problem, plan: Plan) -> Chart:
     return chart
 
 
+def segment_blocks(plan: Plan) -> np.ndarray:
+    """The block of each segment of a plan of stage 08 or 09."""
+    segments, blocks = plan.tables["segments"], plan.launches[0].grid[0]
+    if "block_segments" in plan.tables:
+        return np.repeat(np.arange(blocks), np.diff(plan.tables["block_segments"]))
+    block_of = np.empty(len(segments), int)
+    for block in range(blocks):
+        number, further = block, 1
+        while further:
+            block_of[number], further = block, segments[number, -1]
+            number += further
+    return block_of
+
+
 def tokens_of_blocks(problem: Problem, plan: Plan) -> list[int]:
     """Tokens that each block of the first launch attends to, each counted once for every key/value head.
 
@@ -229,8 +242,7 @@ def tokens_of_blocks(problem: Problem, plan: Plan) -> list[int]:
     """
     if "segments" in plan.tables:
         lengths = np.diff(plan.tables["segments"][:, 1:3]).ravel() * int(plan.defines["BLOCK_HEADS"])
-        first = plan.tables["block_segments"]
-        return [int(lengths[a:b].sum()) for a, b in itertools.pairwise(first)]
+        return np.bincount(segment_blocks(plan), lengths, plan.launches[0].grid[0]).astype(int).tolist()
     size = int(plan.defines["PARTITION_TOKENS"])
     return [
         min(size, max(0, length - part * size))

@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -24,6 +24,7 @@ from labs_common.compiler import (
     include_folders,
 )
 from labs_common.counted import counted_metrics
+from labs_common.dependent_launch import DependentKernel
 from labs_common.doctor import engine_choice
 from labs_common.front_ends import FrontEnd, open_front_end
 from labs_common.gpus import find_gpu
@@ -33,10 +34,10 @@ from labs_common.plans import SHARED_WITHOUT_OPT_IN, Device, Launch, Plan
 from labs_common.problem import Problem, storage_dtype
 from labs_common.simt import cupy_like
 from labs_common.simt.arguments import check_arguments
-from labs_common.simt.cupy_like import RATES, RawModule
+from labs_common.simt.cupy_like import RATES, RawKernel, RawModule
 from labs_common.simt.errors import Finding, LaunchError
 from labs_common.simt.launch import ALL_CHECKS
-from labs_common.simt.parse import Function, parse
+from labs_common.simt.parse import Function, Instruction, parse
 from labs_common.source import Source
 from labs_common.stages import Stage
 from labs_common.worker import Worker, WorkerDied
@@ -136,6 +137,14 @@ class Engine:
         """
         raise NotImplementedError
 
+    def kernel(self, module: Any, launch: Launch) -> Any:
+        """What a launch calls, of what ``module`` gave.
+
+        Raises:
+            ValueError: there is no such kernel, or it is launched early and does not wait.
+        """
+        raise NotImplementedError
+
     def upload(self, inputs: Inputs) -> dict[str, Any]:
         """The arrays of a problem where kernels can read them, by name."""
         return {name: self.xp.asarray(plain(array)) for name, array in inputs.arrays().items()}
@@ -195,7 +204,7 @@ class Engine:
             scale: factor on every score, the scale of fp8 keys included.
         """
         module = self.module(source or stage.source(), plan.defines)
-        kernels = {launch.entry: module.get_function(launch.entry) for launch in plan.launches}
+        kernels = {launch.entry: self.kernel(module, launch) for launch in plan.launches}
         for launch in plan.launches:
             # The limit is of static and dynamic memory together; to opt in below it changes nothing.
             # Nor may it shrink: calls of other plans share the kernel.
@@ -355,6 +364,14 @@ class GpuEngine(Engine):
             raise CompileError(error.get_message()) from None
         return raw
 
+    def kernel(self, module: Any, launch: Launch) -> Any:
+        """As ``Engine.kernel``; of a ``raw_module`` nobody looks whether it waits."""
+        kernel = module.get_function(launch.entry)
+        if launch.early:
+            checked = isinstance(kernel, CheckedKernel)
+            return kernel.early(self.xp) if checked else DependentKernel(kernel, self.xp)
+        return kernel
+
     def _execute(
         self,
         stage: Stage,
@@ -470,6 +487,13 @@ class SimulatorEngine(Engine):
 
         return RawModule(code=ptx, resources=resources, engine=self.core, schedule=self.schedule)
 
+    def kernel(self, module: RawModule, launch: Launch) -> RawKernel:
+        """As ``Engine.kernel``. Launches run one after the other here, also those that may begin early."""
+        kernel = module.get_function(launch.entry)
+        if launch.early:
+            _require_wait(launch.entry, kernel.program.instructions)
+        return kernel
+
     def upload(self, inputs: Inputs) -> dict[str, Any]:
         """The arrays themselves, without a copy: kernels and NumPy see the same memory."""
         return {name: self.xp.wrap(array, name) for name, array in inputs.arrays().items()}
@@ -567,26 +591,42 @@ class CheckedModule:
         entries = [function.name for function in self._functions.values() if function.entry]
         if name not in entries:
             raise ValueError(f"no kernel named {name}; found {', '.join(entries) or 'none'}")
-        return CheckedKernel(self._raw.get_function(name), self._functions[name])
+        called = [function for function in self._functions.values() if not function.entry]
+        return CheckedKernel(self._raw.get_function(name), self._functions[name], called)
 
 
 class CheckedKernel:
     """A CuPy kernel that refuses arguments it would misread; all else is CuPy's."""
 
-    def __init__(self, raw: Any, function: Function) -> None:
+    def __init__(self, raw: Any, function: Function, called: Sequence[Function] = ()) -> None:
         object.__setattr__(self, "_raw", raw)
         object.__setattr__(self, "_function", function)
+        object.__setattr__(self, "_called", called)
 
     def __call__(self, grid: tuple, block: tuple, args: tuple, *, shared_mem: int = 0) -> None:
         """Launch, as CuPy does; LaunchError where an argument does not fit its parameter."""
         check_arguments(self._function, args)
         self._raw(grid, block, args, shared_mem=shared_mem)
 
+    def early(self, xp: Any) -> CheckedKernel:
+        """The same for launches that may begin early; ValueError where its code does not wait."""
+        functions = (self._function, *self._called)
+        _require_wait(self._function.name, (step for function in functions for step in function.body))
+        return CheckedKernel(DependentKernel(self._raw, xp), self._function, self._called)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._raw, name, value)
+
+
+def _require_wait(entry: str, instructions: Iterable[Instruction]) -> None:
+    if not any(one.name == "griddepcontrol.wait" for one in instructions):
+        raise ValueError(
+            f"{entry} may begin before the launch before it has ended, and has no griddepcontrol.wait: it "
+            "would read results that are not there yet"
+        )
 
 
 _child_engine: GpuEngine | None = None

@@ -28,6 +28,22 @@ class Runs:
     pieces: np.ndarray
     partials: int
 
+    def linked(self) -> np.ndarray:
+        """The segments as kernel 09 reads them: the first of each block, in their order, then all others.
+
+        The last column is how much further on the block's next one lies, 0 where there is none: a block finds
+        its segments without a table. Where nobody has a token, one segment without any is there.
+        """
+        if not len(self.segments):
+            return np.array([[0, 0, 0, 0, 0, 1, 0, 0]], np.int32)
+        firsts, lasts = self.block_segments[:-1], self.block_segments[1:] - 1
+        order = np.concatenate([firsts, np.setdiff1d(np.arange(len(self.segments)), firsts)])
+        place = np.argsort(order)
+        linked = self.segments.copy()
+        linked[:-1, -1] = np.diff(place)
+        linked[lasts, -1] = 0
+        return linked[order]
+
     def merges(self, head_groups: int) -> np.ndarray:
         """What kernel 09 merges: ``[merges, 4]`` int32, sequence, head group, first partial and pieces.
 

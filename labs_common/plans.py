@@ -59,12 +59,15 @@ class Launch:
         entry: name of the ``__global__`` function.
         grid, block: blocks in the grid and threads in a block, along x, y and z.
         shared_bytes: dynamic shared memory per block.
+        early: may begin before the launch before it has ended, for which its code waits where it needs it
+            (programmatic dependent launch).
     """
 
     entry: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -287,7 +290,8 @@ def plan_balanced(
     merge = Launch(
         f"{entry}_merge", (problem.query_heads, problem.batch, 1), (problem.head_dim // 4, merge_rows, 1)
     )
-    plan = _planned(entry, problem, runs, block_heads, ring_slots, {"pieces": runs.pieces})
+    tables = {"segments": runs.segments, "block_segments": runs.block_segments, "pieces": runs.pieces}
+    plan = _planned(entry, problem, runs, block_heads, ring_slots, tables)
     return _within(device, dataclasses.replace(plan, launches=(*plan.launches, merge)))
 
 
@@ -298,7 +302,7 @@ def plan_memory_roof(
     blocks: int | None = None,
     block_heads: int | None = None,
     ring_slots: int | None = None,
-    evict_first: bool | None = None,
+    evict_first: bool = True,
     whole: bool | None = None,
     segment_tiles: int | None = None,
     merge_rows: int | None = None,
@@ -312,7 +316,7 @@ def plan_memory_roof(
             runs are equal unless ``whole`` says otherwise.
         block_heads: as for stage 08.
         ring_slots: as for stage 08.
-        evict_first: let L2 drop keys and values first, which nobody reads twice.
+        evict_first: let L2 drop keys and values first, which nobody reads twice; by default it does.
         whole: a block for every sequence and head group in place of equal runs.
         segment_tiles: tiles that a segment is worth beside its own, where equal runs are cut.
         merge_rows: threads that share a column in the merge, by default one for every four pieces.
@@ -333,8 +337,6 @@ def plan_memory_roof(
     # The cheapest of the ways that are nearest to what is asked for, one thing after the other in this order.
     best = min(ways, key=lambda way: [getattr(way, name) != value for name, value in asked.items()])
     given = {name: value for name, value in asked.items() if name != "runs"}
-    if evict_first is not None:
-        given["evict_first"] = evict_first
     best = dataclasses.replace(best, **given)
     groups, block_heads = _head_groups(problem, best.block_heads)
     if best.whole:
@@ -348,14 +350,15 @@ def plan_memory_roof(
     merge_rows = _at_least_1("merge_rows", merge_rows, min(8, power_of_two))
     merges = runs.merges(groups)
     table = merges if len(merges) else np.zeros((1, 4), np.int32)  # an array needs something in it
-    plan = _planned(entry, problem, runs, block_heads, best.ring_slots, {"merges": table})
-    defines = {**plan.defines, "EVICT_FIRST": int(best.evict_first), "MERGE_ROWS": merge_rows}
+    tables = {"segments": runs.linked(), "merges": table}
+    plan = _planned(entry, problem, runs, block_heads, best.ring_slots, tables)
+    defines = {**plan.defines, "EVICT_FIRST": int(evict_first), "MERGE_ROWS": merge_rows}
     launches = plan.launches
     if len(merges):
         rows = block_heads * sets_and_heads(problem)[1]
-        launches += (
-            Launch(f"{entry}_merge", (rows, len(merges), 1), (problem.head_dim // 4, merge_rows, 1)),
-        )
+        early = device.compute_capability >= (9, 0)
+        block = (problem.head_dim // 4, merge_rows, 1)
+        launches += (Launch(f"{entry}_merge", (rows, len(merges), 1), block, early=early),)
     return _within(device, dataclasses.replace(plan, launches=launches, defines=defines))
 
 
@@ -411,11 +414,7 @@ def _planned(
         defines,
         {"part": (max(1, runs.partials), 2), "values": (max(1, runs.partials), problem.head_dim)},
         {"value_scale": float(problem.value_scale)},
-        tables={
-            "segments": runs.segments,
-            "block_segments": runs.block_segments,
-            **tables,
-        },
+        tables=tables,
     )
 
 

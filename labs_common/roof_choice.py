@@ -82,7 +82,6 @@ class Choice:
         block_heads: sets of up to 8 query heads that share a block.
         whole: a block for every sequence and head group, or equal runs with a merge.
         ring_slots: tiles that a warp has in flight or in use.
-        evict_first: whether L2 drops keys and values first.
         runs: equal runs for each multiprocessor; 0 where a block has whole sequences.
         segment_tiles: tiles that the start and the end of a segment are worth, where runs are equal.
         cost: as the module's text says, in microseconds.
@@ -91,7 +90,6 @@ class Choice:
     block_heads: int
     whole: bool
     ring_slots: int
-    evict_first: bool
     runs: int
     segment_tiles: int
     cost: float
@@ -125,7 +123,6 @@ def choices(
                 block_heads=int(way["block_heads"]),
                 whole=bool(way["runs"] == 0),
                 ring_slots=int(way["ring_slots"]),
-                evict_first=bool(way["evict_first"]),
                 runs=int(way["runs"]),
                 segment_tiles=int(worth[number]),
                 cost=float(total[number]),
@@ -183,12 +180,12 @@ def busy(work: np.ndarray, costs: Costs = H200) -> np.ndarray:
     all_rounds = np.maximum(1, work["rounds"].sum(axis=1))
     ends = np.where(whole[:, 0], (_segment(work, costs) + costs.block) * work["turns"], 0)
     ends = (ends / all_rounds)[:, None] * work["rounds"]
+    alone = ends / np.maximum(1, left)  # what of it no other block hides
     issue = np.array([costs.issue_float32, costs.issue_half, costs.issue_fp8])[work["kind"]]
     issued = np.where(whole, work["loaded"][:, None] * work["part"], 1 + costs.fixed)
-    issuing = (work["instructions"] / issue)[:, None] * issued + ends / np.maximum(1, left)
-
-    waiting = work["rounds"] * _round(work, costs)[:, None] + ends
-    working = _longest(WORKING, issuing, waiting)
+    issuing = (work["instructions"] / issue)[:, None] * issued
+    waiting = work["rounds"] * _round(work, costs)[:, None] + ends - alone
+    working = alone + _longest(WORKING, issuing, waiting)
     return np.where(left > 0, _longest(READING, reading, working), 0).sum(axis=1)
 
 

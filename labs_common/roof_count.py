@@ -135,7 +135,8 @@ def main(arguments: list[str]) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "counted.csv"
-        command = ["ncu", "--csv", "--page", "raw", "--metrics", names.INSTRUCTIONS, "--log-file", str(log)]
+        command = ["ncu", "--csv", "--page", "raw", "--clock-control", "none", "--log-file", str(log)]
+        command += ["--metrics", names.INSTRUCTIONS]
         command += ["-k", f"regex:^{STAGE.entry}$", sys.executable, "-m", "labs_common.roof_count", "launch"]
         subprocess.run(command, check=True)
         metrics = read_profile(log)

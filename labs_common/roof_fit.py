@@ -74,8 +74,8 @@ def timings(timed: Sequence[Timed]) -> Timings:
     parts = []
     for number, one in enumerate(timed):
         work = ways(*arguments(one.problem, Device()))
-        names = ("block_heads", "ring_slots", "runs", "evict_first")
-        us = np.array([one.times.get(Way(*(way[name].item() for name in names)), np.nan) for way in work])
+        names = ["block_heads", "ring_slots", "runs"]
+        us = np.array([one.times.get(Way(*way.item(), evict_first=True), np.nan) for way in work[names]])
         mine = np.isfinite(us) & ((work["runs"] == 0) | (not one.by_tiles))
         slower = us[mine] / min(one.times.values())
         whose, choose = np.full(mine.sum(), number), np.full(mine.sum(), not one.by_tiles)

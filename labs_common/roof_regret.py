@@ -38,7 +38,7 @@ class Timed:
         """All that stage 09 may choose and that was timed, in its order."""
         found = []
         for one in choices(*arguments(self.problem, device), costs):
-            key = Way(one.block_heads, one.ring_slots, one.runs, one.evict_first)
+            key = Way(one.block_heads, one.ring_slots, one.runs, evict_first=True)
             if key in self.times and (one.whole or not self.by_tiles):
                 found.append((one, key))
         return found

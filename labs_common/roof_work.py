@@ -20,14 +20,12 @@ BESIDE = 4  # blocks that a multiprocessor works on at a time, at most
 RING_SLOTS = (2, 3, 4)
 MERGED_AT_ONCE = 32  # partials of a row: eight threads of the merge have four loads each in flight
 BLOCK_ROUNDS = 4  # tiles of a warp that the start and the end of a block take as long as, more or less
-KEPT_CONTEXT = 512  # tokens, from which eight sets of heads in a block are better off without evict_first
 
 WAY = np.dtype(
     [
         ("block_heads", int),  # sets of up to 8 query heads that share a block
         ("ring_slots", int),  # tiles that a warp has in flight or in use
         ("runs", int),  # equal ones for each multiprocessor; 0 where a block has whole sequences
-        ("evict_first", bool),  # whether L2 drops keys and values first
         # Of the problem, an equal part for every multiprocessor:
         ("kind", int),  # of code, in KINDS
         ("bytes", float),  # of keys, values, queries and output
@@ -110,7 +108,6 @@ def _ways(
             way = {
                 "block_heads": block_heads,
                 "ring_slots": slots,
-                "evict_first": True,
                 "kind": KINDS.index(kind(problem)),
                 "bytes": problem.minimum_bytes / multiprocessors,
                 "instructions": sum(problem.context_lengths) * sets * code.instructions / multiprocessors,
@@ -125,12 +122,10 @@ def _ways(
             if (block_heads, beside) not in dealt:
                 pieces = [count for count in tiles for _ in range(groups)]
                 dealt[block_heads, beside] = _whole(pieces, multiprocessors, beside, token_warps)
-            long = np.mean(problem.context_lengths) >= KEPT_CONTEXT
             yield {
                 **way,
                 **dealt[block_heads, beside],
                 **_reading(problem, group_sets, block_heads, beside, runs=0),
-                "evict_first": not (block_heads == 8 and long),
             }
             for runs in (1, 2, 3):
                 if runs > most:

@@ -35,7 +35,7 @@ def kinds_of_plans(stage, problems):
     for problem in problems:
         plan = check_plan(stage, problem, Device())
         segments, defines = plan.tables["segments"], plan.defines
-        several = len(segments) >= len(plan.tables["block_segments"])
+        several = len(segments) > plan.launches[0].grid[0]
         groups, pieces, heads = segments[:, 3].max() + 1, segments[:, 5].max(), defines["BLOCK_HEADS"]
         found |= {f"{heads} heads"}
         found |= {"segments in a block, cut"} if several and pieces > 1 else set()

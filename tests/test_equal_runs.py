@@ -118,3 +118,20 @@ def test_nothing_to_attend_to_is_one_block_without_a_segment(contexts):
     assert runs.block_segments.tolist() == [0, 0]
     assert runs.pieces.tolist() == [[0, 0]] * (2 * len(contexts))
     assert runs.partials == 0
+
+
+@given(lengths, st.integers(1, 3), st.integers(1, 20), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_linked_segments_are_those_of_the_blocks(contexts, groups, blocks, whole):
+    runs = whole_sequences(contexts, groups) if whole else equal_runs(contexts, groups, blocks, 16, 4)
+    linked, first = runs.linked(), runs.block_segments
+
+    for block in range(len(first) - 1):
+        number, further, found = block, 1, []
+        while further:
+            found.append(linked[number, :-1].tolist())
+            further = int(linked[number, -1])
+            number += further
+        expected = runs.segments[first[block] : first[block + 1], :-1].tolist()
+        assert found == (expected or [[0, 0, 0, 0, 0, 1, 0]])
+    assert len(linked) == max(1, len(runs.segments))

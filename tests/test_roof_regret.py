@@ -154,7 +154,7 @@ def test_a_fit_finds_the_costs_that_times_were_made_with():
         lengths = tuple(int(n) for n in random.integers(1, 6000, int(random.integers(1, 150))))
         problem = Problem(4 * kv_heads, kv_heads, head_dim, 16, lengths, "float16")
         ways = choices(problem, 132, 232_448, 8, 16, true)
-        times = {Way(one.block_heads, one.ring_slots, one.runs, one.evict_first): one.cost for one in ways}
+        times = {Way(one.block_heads, one.ring_slots, one.runs, evict_first=True): one.cost for one in ways}
         timed.append(Timed(problem, times, by_tiles=False))
 
     found = fit(timings(timed))

@@ -37,7 +37,7 @@ struct PlannedSegment {
   int head_group;            // of BLOCK_HEADS sets of query heads
   int piece, pieces;         // this segment among those of the same sequence and sets
   int first_partial;         // of them all: [BLOCK_HEADS * HEADS, pieces]
-  int unused;                // 32 bytes in all
+  int next;                  // so many further on is the block's next one; 0: there is none
 };
 
 // Segments of the same sequence and sets of heads, whose partials a merge puts together.
@@ -48,21 +48,19 @@ struct PlannedMerge {
 
 struct Work {
   Partials partials;
-  const PlannedSegment* segments;  // block after block
-  const int* block_segments;       // [blocks + 1], where each block's begin
+  const PlannedSegment* segments;  // each block's first, so that a block knows where it begins, then all others
   const PlannedMerge* merges;
 };
 
 // The segments of a block, for a warp's ring.
 struct BlockSegments {
   const PlannedSegment* segment;
-  const PlannedSegment* end;
   int block_set;
 
   __device__ __forceinline__ bool next(Segment& next) {
-    if (segment == end) return false;
+    if (!segment) return false;
     next = {segment->sequence, segment->first, segment->end, (segment->head_group * BLOCK_HEADS + block_set) / HEAD_SETS};
-    ++segment;
+    segment = segment->next ? segment + segment->next : nullptr;
     return true;
   }
 };
@@ -71,6 +69,19 @@ struct BlockSegments {
 __device__ __forceinline__ void wait_for_set() {
   if (TOKEN_WARPS > 1) __syncthreads();
   else __syncwarp();
+}
+
+// Programmatic dependent launch: the merge begins beside the attention, and waits for its end where it needs its results.
+__device__ __forceinline__ void let_merge_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ __forceinline__ void wait_for_attention() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -85,13 +96,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   float4* values = reinterpret_cast<float4*>(shared + WARPS * RING_SLOTS * TILE_CHUNKS) +
                    block_set * HEADS * TOKEN_WARPS * COLUMNS;
 
-  const PlannedSegment* segment = work.segments + work.block_segments[blockIdx.x];
-  const PlannedSegment* end = work.segments + work.block_segments[blockIdx.x + 1];
-  PageRing<BlockSegments, TOKEN_WARPS> ring(problem, in, {segment, end, block_set}, shared + warp * RING_SLOTS * TILE_CHUNKS,
+  let_merge_begin();
+  const PlannedSegment* segment = work.segments + blockIdx.x;
+  PageRing<BlockSegments, TOKEN_WARPS> ring(problem, in, {segment, block_set}, shared + warp * RING_SLOTS * TILE_CHUNKS,
                                             token_warp, lane);
   WarpTile tiles;
   tiles.lane = lane;
-  for (; segment < end; ++segment) {
+  for (int next = 1; next; segment += next) {
+    next = segment->next;
     const int sequence = segment->sequence;
     const int set = segment->head_group * BLOCK_HEADS + block_set;
     const int group_head = set % HEAD_SETS * HEADS;  // of the group
@@ -130,8 +142,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(COLUMNS * MERGE_ROWS)
     paged_attention_memory_roof_merge(Problem problem, Inputs in, Element* output, Work work, float value_scale) {
-  // BEGIN SOLUTION
   const PlannedMerge merge = work.merges[blockIdx.y];
+  wait_for_attention();
+  // BEGIN SOLUTION
   const int set = merge.head_group * BLOCK_HEADS + blockIdx.x / HEADS;
   const int group_head = set % HEAD_SETS * HEADS + blockIdx.x % HEADS;
   if (group_head >= GROUP_SIZE) return;
