@@ -20,15 +20,17 @@ from labs_common.compare import compare
 from labs_common.device_inputs import device_inputs, device_reference
 from labs_common.known_shapes import SHAPES
 from labs_common.peers import OURS, Missing, Ready, Setting
-from labs_common.plans import Device, Plan
+from labs_common.plans import Device
 from labs_common.problem import FP8, Problem
 from labs_common.provenance import gpu_provenance
 from labs_common.reference import Reference
 from labs_common.roof_bench import UncheckedGpu
+from labs_common.roof_tune import tune
 from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "peers"
+TUNED = f"{ROOF[-1].id}, tuned"
 DTYPES = ("float16", FP8, "float32")
 # Of ||output - reference|| / ||reference|| where queries or weights are fp8, whose unit roundoff is 2^-4.
 LOOSE_ERROR = 0.1
@@ -43,7 +45,8 @@ METHOD = (
     "every graph, in an order of their own, between events and after a read of more than the L2 cache "
     "holds; times are the median and the 90th percentile of the mean over the calls, merges included, "
     "planning by the host not. Stages 06 and 07 have the longest partitions that fill the GPU twice, the "
-    "others their own plan. The read ceiling is the best plain read of ceiling_bytes in the same rounds. "
+    "others their own plan, and what is tuned the fastest way of those that its cost found cheapest, timed "
+    "before. The read ceiling is the best plain read of ceiling_bytes in the same rounds. "
     "Bandwidth counts the bytes that must move at least. "
     "error is ||output - float64|| / ||float64|| of the worst set that was timed. right: every element is "
     "within the lab's tolerance, or, where a peer rounds more than 16-bit products need (rounds), error is "
@@ -125,35 +128,38 @@ def measure(
 
 def contenders(engine: Any, setting: Setting) -> Iterable[tuple[str, str, Callable[[], Ready]]]:
     """Name and kind of everything that is timed, and what makes it ready."""
+    problem, inputs = setting.problem, setting.inputs
+
+    def bind(stage: Stage, options: Callable[[], Mapping[str, Any]]) -> Ready:
+        given = options()
+        plan = stage.plan(problem, engine.device, **given)
+        calls = [engine.bind(stage, problem, plan, one, inputs.scale) for one in inputs.sets]
+
+        def again() -> list[Any]:
+            tables = stage.plan(problem, engine.device, **given).tables
+            return [engine.xp.asarray(table) for table in tables.values()]
+
+        outputs = [lambda call=call: engine.read(call, problem) for call in calls]
+        return Ready(calls, outputs, stage.weights(problem), plan=again)
+
     for stage in (find_stage("05"), *ROOF):
-
-        def bind(stage: Any = stage) -> Ready:
-            problem, inputs = setting.problem, setting.inputs
-            plan = best_known(stage, problem, engine.device)
-            calls = [engine.bind(stage, problem, plan, one, inputs.scale) for one in inputs.sets]
-
-            def again() -> list[Any]:
-                tables = best_known(stage, problem, engine.device).tables
-                return [engine.xp.asarray(table) for table in tables.values()]
-
-            outputs = [lambda call=call: engine.read(call, problem) for call in calls]
-            return Ready(calls, outputs, stage.weights(problem), plan=again)
-
-        yield stage.id, OURS, bind
+        known = functools.partial(options_of, stage, problem, engine.device)
+        yield stage.id, OURS, functools.partial(bind, stage, known)
+    yield TUNED, OURS, functools.partial(bind, ROOF[-1], lambda: tune(engine, problem, inputs)[0].options)
     for peer in peers.PEERS:
         yield peer.name, peer.kind, functools.partial(peer.prepare, setting)
 
 
-def best_known(stage: Stage, problem: Problem, device: Device) -> Plan:
-    """A stage's plan as a user would tune it: 06 and 07 take the longest partitions that fill the GPU twice.
+def options_of(stage: Stage, problem: Problem, device: Device) -> dict[str, int]:
+    """Of a stage's plan: 06 and 07 take the longest partitions that fill the GPU twice.
 
     Their default suits short contexts; stages 08 and 09 choose for themselves.
     """
     if stage.id[:2] not in ("06", "07"):
-        return stage.plan(problem, device)
+        return {}
     blocks = 2 * device.multiprocessors / problem.kv_heads
     longest = max(512, sum(problem.context_lengths) / blocks)
-    return stage.plan(problem, device, partition_tokens=1 << int(longest).bit_length() - 1)
+    return {"partition_tokens": 1 << int(longest).bit_length() - 1}
 
 
 def judge(ready: Ready, expected: list[Reference]) -> dict[str, Any]:
@@ -237,7 +243,8 @@ def measure_all(
     for stage in (find_stage("05"), *ROOF):
         for problem in problems:
             if stage.supports(problem, engine.device) is None:
-                planned.append((stage.id, stage, best_known(stage, problem, engine.device)))
+                options = options_of(stage, problem, engine.device)
+                planned.append((stage.id, stage, stage.plan(problem, engine.device, **options)))
     engine.build(planned)
     for problem in problems:
         rows, missing = measure(engine, problem, rounds=rounds)

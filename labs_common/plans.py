@@ -11,7 +11,7 @@ import numpy as np
 from labs_common.equal_runs import Runs, equal_runs, whole_sequences
 from labs_common.layouts import chunk_elements
 from labs_common.problem import FP8, Problem
-from labs_common.roof_choice import choices
+from labs_common.roof_choice import Choice, choices
 from labs_common.roof_code import sets_and_heads
 from labs_common.roof_work import RING_SLOTS
 
@@ -331,9 +331,7 @@ def plan_memory_roof(
     elif ring_slots is not None and ring_slots > max(RING_SLOTS):
         asked["runs"] = 1  # of so long rings nobody counted whether two fit
     asked = {name: value for name, value in asked.items() if value is not None}
-    ways = choices(
-        problem, device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
-    )
+    ways = ways_by_cost(problem, device)
     # The cheapest of the ways that are nearest to what is asked for, one thing after the other in this order.
     best = min(ways, key=lambda way: [getattr(way, name) != value for name, value in asked.items()])
     given = {name: value for name, value in asked.items() if name != "runs"}
@@ -360,6 +358,18 @@ def plan_memory_roof(
         block = (problem.head_dim // 4, merge_rows, 1)
         launches += (Launch(f"{entry}_merge", (rows, len(merges), 1), block, early=early),)
     return _within(device, dataclasses.replace(plan, launches=launches, defines=defines))
+
+
+def ways_by_cost(problem: Problem, device: Device) -> list[Choice]:
+    """All that stage 09 may do with a problem, the cheapest first, see ``roof_choice``."""
+    sizes = device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
+    return choices(problem, *sizes)
+
+
+def way_options(choice: Choice, device: Device) -> dict[str, object]:
+    """What makes ``plan_memory_roof`` take a way, also for other context lengths."""
+    way = {"whole": choice.whole, "block_heads": choice.block_heads, "ring_slots": choice.ring_slots}
+    return way if choice.whole else {**way, "blocks": choice.runs * device.multiprocessors}
 
 
 def _at_least_1(name: str, value: int | None, default: int) -> int:

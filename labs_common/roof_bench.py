@@ -24,11 +24,13 @@ from labs_common.known_shapes import SHAPES
 from labs_common.plans import Plan
 from labs_common.problem import FP8, Problem
 from labs_common.roof_code import machine_code, sets_and_heads
+from labs_common.roof_tune import tune
 from labs_common.roof_work import BLOCK_BYTES, RING_SLOTS
 from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
 
 Contender = tuple[str, Stage, Plan]
+TUNED = "09, tuned"
 RUNS = {1: "", 2: ", two runs", 3: ", three runs"}  # equal ones for each multiprocessor, in a label
 
 
@@ -70,7 +72,8 @@ class UncheckedGpu(GpuEngine):
 def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Contender]:
     """Stage 09 with the plan that it chooses, then with every way to split its work that is worth a look.
 
-    Equal runs are there cut by what tiles and segments cost, and by tiles alone as stage 08 cuts them.
+    Equal runs are there cut by what tiles and segments cost, and by tiles alone as stage 08 cuts them. One is
+    tuned when it is measured.
 
     Args:
         problem: shapes, dtypes and layout.
@@ -93,6 +96,7 @@ def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Co
         for stage in (find_stage("05"), *ROOF[:-1]):
             add(stage.id[:2], stage)
     add("09", ROOF[-1])
+    add(TUNED, ROOF[-1])
     add("09, equal runs", ROOF[-1], whole=False)
     add("09, equal runs by tiles alone", ROOF[-1], whole=False, segment_tiles=0)
     sets = problem.kv_heads * sets_and_heads(problem)[0]
@@ -134,6 +138,8 @@ def measure(
 ) -> pd.DataFrame:
     """Time contenders on one problem against each other and plain reading; every output is checked.
 
+    The contender ``TUNED`` gets the plan of the fastest way that ``tune`` found before.
+
     Returns:
         A row for each: time, bandwidth (the problem's minimum bytes over the median) and its part of the read
         ceiling of 4 GiB in the same run, and whether the timed output was right.
@@ -145,6 +151,8 @@ def measure(
     rows, weights = [], {}
     for label, stage, plan in compared:
         try:
+            if label == TUNED:
+                plan = stage.plan(problem, engine.device, **tune(engine, problem, inputs)[0].options)
             bound[label] = [engine.bind(stage, problem, plan, one, inputs.scale) for one in inputs.sets]
             bound[label][0]()
             xp.cuda.Device().synchronize()

@@ -19,13 +19,9 @@ from labs_common.problem import Problem
 from labs_common.roof_work import ways
 
 # Powers by which things hide each other; 1 would add them up.
-READING = 6  # reading, and what warps do
+READING = 3  # reading, and what warps do
 WORKING = 4  # issuing instructions, and waiting for their results
 IN_FLIGHT = 8  # bytes in flight, and those that memory needs to be busy
-# Relative difference of costs that tells nothing. Whole sequences, which have no merge to wait for, go first
-# where no multiprocessor is idle: of equal length those with the fewest blocks after each other, whose
-# beginnings cost, of different lengths those with the fewest beside each other, which end most evenly.
-DRAW = 0.01
 
 
 @dataclass(frozen=True)
@@ -52,13 +48,10 @@ class Costs:
     dimension_fp8: float = 2.89e-3
 
     early: float = 0.209  # of the fullest multiprocessor's reading beyond the mean, when few others read
-    # Bytes that a row costs more where the rows beside it are read some other time, and for every block
-    # beside this one, which reads elsewhere.
-    apart: float = 7.67
+    # Bytes that a row costs more for every block beside this one, which reads elsewhere.
     elsewhere: float = 3.85
     again: float = 0.0809  # of the reading time, where two blocks read the same at about the same time
     again_later: float = 0.875  # and where they do so at any time
-    several_runs: float = 0.0179  # of the reading time, where runs beside each other read in different places
     fixed: float = 0.0395  # of the issuing time, where work is dealt out before it shows who is slow
 
     call: float = 1.87  # a launch, its first tiles and its last results
@@ -103,7 +96,7 @@ def choices(
     tile_tokens: int,
     costs: Costs = H200,
 ) -> list[Choice]:
-    """All that stage 09 may do with a problem, the cheapest first, but for a draw.
+    """All that stage 09 may do with a problem, the cheapest first.
 
     Args:
         problem: one that the stage takes.
@@ -116,7 +109,7 @@ def choices(
     work = ways(problem, multiprocessors, shared_bytes, warps, tile_tokens)
     total, worth = cost(work, costs), _segment_tiles(work, costs)
     found = []
-    for number in order(work, total):
+    for number in np.argsort(total, kind="stable"):
         way = work[number]
         found.append(
             Choice(
@@ -129,22 +122,6 @@ def choices(
             )
         )
     return found
-
-
-def order(work: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Indices of the ways in the order of choice.
-
-    Args:
-        work: of one problem.
-        total: its `cost`.
-    """
-    found = np.argsort(total, kind="stable")
-    draws = (work["runs"] == 0) & ~work["idle"] & (total <= (1 + DRAW) * total[found[0]])
-    if not draws.any():
-        return found
-    fewest = np.where(work["uneven"], work["beside"], work["turns"])
-    first = min(np.flatnonzero(draws), key=lambda number: (fewest[number], total[number]))
-    return np.array([first, *found[found != first]])
 
 
 def cost(work: np.ndarray, costs: Costs = H200) -> np.ndarray:
@@ -212,8 +189,7 @@ def _times_read(work: np.ndarray, costs: Costs) -> np.ndarray:
     Whole sequences' blocks begin together, equal runs read at any time.
     """
     again = np.where(work["runs"] == 0, costs.again, costs.again_later)
-    times = (1 + again * work["again"]) * (1 + costs.several_runs * (work["runs"] > 1)) * work["bursts"]
-    return times * (1 + costs.apart * work["apart"]) * (1 + costs.elsewhere * work["elsewhere"])
+    return (1 + again * work["again"]) * work["bursts"] * (1 + costs.elsewhere * work["elsewhere"])
 
 
 def _segment(work: np.ndarray, costs: Costs) -> np.ndarray:

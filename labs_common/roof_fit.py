@@ -27,17 +27,15 @@ FOLDS = 10
 NEAR = 4.0  # how fast a way counts less that is slower than the best: by e for every quarter
 FAR = 0.03  # what the slowest counts for
 OUTLIER = 0.15  # relative error from which a way pulls no more
-RANK = 5.0  # weight of choosing well over being right about the time of a way
-TIE = 0.02  # relative difference of costs that is a toss-up
 KNOWN = 3.0  # weight of a shape on which peers are measured over a random one
 
 # Where a fit begins, so that it knows nothing of the problems that are kept from it.
 ROUGH = Costs(
-    **{"bytes_in_flight": 1e4, "latency": 0.5, "apart": 10.0, "elsewhere": 5.0, "late_partial": 0.1},
+    **{"bytes_in_flight": 1e4, "latency": 0.5, "elsewhere": 5.0, "late_partial": 0.1},
     **dict.fromkeys(("issue_float32", "issue_half", "issue_fp8"), 5e3),
     **dict.fromkeys(("tile_float32", "tile_half", "tile_fp8", "ring"), 0.5),
     **dict.fromkeys(("product_float32", "dimension_half", "dimension_fp8"), 1e-3),
-    **dict.fromkeys(("early", "again", "several_runs", "fixed"), 0.1),
+    **dict.fromkeys(("early", "again", "fixed"), 0.1),
     **dict.fromkeys(("again_later", "segment", "segment_output", "block"), 1.0),
     **dict.fromkeys(("call", "cut", "partial"), 2.0),
 )
@@ -52,7 +50,6 @@ class Timings:
         us: ``[ways]`` microseconds.
         slower: ``[ways]`` these over the best of the same problem.
         problem: ``[ways]`` whose way it is.
-        choose: ``[ways]`` whether it counts as something to choose: not where runs were cut by tiles alone.
         weight: ``[ways]`` of its problem.
     """
 
@@ -60,7 +57,6 @@ class Timings:
     us: np.ndarray
     slower: np.ndarray
     problem: np.ndarray
-    choose: np.ndarray
     weight: np.ndarray
 
     def of(self, problems: np.ndarray) -> Timings:
@@ -76,16 +72,15 @@ def timings(timed: Sequence[Timed]) -> Timings:
         work = ways(*arguments(one.problem, Device()))
         names = ["block_heads", "ring_slots", "runs"]
         us = np.array([one.times.get(Way(*way.item(), evict_first=True), np.nan) for way in work[names]])
-        mine = np.isfinite(us) & ((work["runs"] == 0) | (not one.by_tiles))
+        mine = np.isfinite(us)
         slower = us[mine] / min(one.times.values())
-        whose, choose = np.full(mine.sum(), number), np.full(mine.sum(), not one.by_tiles)
-        weight = np.full(mine.sum(), KNOWN if one.problem.name in SHAPES else 1.0)
-        parts.append((work[mine], us[mine], slower, whose, choose, weight))
+        whose, weight = number, KNOWN if one.problem.name in SHAPES else 1.0
+        parts.append((work[mine], us[mine], slower, *(np.full(mine.sum(), n) for n in (whose, weight))))
     return Timings(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def fit(timed: Timings, start: Costs = ROUGH, rounds: int = 60) -> Costs:
-    """The costs whose choices and times are nearest to what was timed: Levenberg-Marquardt on logarithms."""
+    """The costs whose times are nearest to what was timed: Levenberg-Marquardt on logarithms."""
     values = np.log([getattr(start, name) for name in FITTED])
     error, damping = _errors(timed, _costs(values)), 1e-2
     for _ in range(rounds):
@@ -114,19 +109,9 @@ def _costs(values: np.ndarray) -> Costs:
 
 
 def _errors(timed: Timings, costs: Costs) -> np.ndarray:
-    """Of every way its relative error in time, of every problem what choosing by these costs loses."""
-    found = cost(timed.work, costs)
+    """Of every way its relative error in time, those of the fast ones more than of others."""
     weight = np.sqrt(timed.weight * (np.exp(-NEAR * (timed.slower - 1)) + FAR))
-    errors = weight * np.clip(np.log(found / timed.us), -OUTLIER, OUTLIER)
-
-    _, problem = np.unique(timed.problem[timed.choose], return_inverse=True)
-    chosen, slower = found[timed.choose], timed.slower[timed.choose] - 1
-    least = np.full(problem.max(initial=-1) + 1, np.inf)
-    np.minimum.at(least, problem, chosen)
-    likely = (chosen / least[problem]) ** (-1 / TIE)
-    lost = np.bincount(problem, likely * slower) / np.bincount(problem, likely)
-    weight = np.bincount(problem, timed.weight[timed.choose]) / np.bincount(problem)
-    return np.concatenate([errors, RANK * np.sqrt(weight) * lost])
+    return weight * np.clip(np.log(cost(timed.work, costs) / timed.us), -OUTLIER, OUTLIER)
 
 
 def cross_validated(timed: Sequence[Timed], folds: int = FOLDS, progress: Callable = tqdm) -> pd.DataFrame:
@@ -144,7 +129,7 @@ def cross_validated(timed: Sequence[Timed], folds: int = FOLDS, progress: Callab
     everything, tables = timings(timed), []
     for left in progress(range(folds)):
         costs = fit(everything.of(np.flatnonzero(fold != left)))
-        held_out = [one for one, its in zip(timed, fold, strict=True) if its == left and not one.by_tiles]
+        held_out = [one for one, its in zip(timed, fold, strict=True) if its == left]
         tables.append(regret(held_out, costs=costs))
     return pd.concat(tables, ignore_index=True)
 

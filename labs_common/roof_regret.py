@@ -1,8 +1,7 @@
 """How far stage 09's choice is from the best way that was timed: ``python -m labs_common.roof_regret``.
 
-``data/roof/<gpu>/`` holds what ``roof_bench`` timed there of the known shapes and of random ones. Where equal
-runs were still cut by tiles alone (``by-tiles-…``), only whole sequences tell about today's kernels. Shapes
-that were drawn after the last fit (``unseen-…``) are kept from it.
+``data/roof/<gpu>/`` holds what ``roof_bench`` timed there of the known shapes and of random ones. Shapes that
+were drawn after the last fit (``unseen-…``) are kept from it.
 """
 
 from __future__ import annotations
@@ -19,27 +18,22 @@ from labs_common.roof_bench import Way, random_shapes, way
 from labs_common.roof_choice import H200, Choice, Costs, choices
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "roof"
-BY_TILES, UNSEEN = "by-tiles-", "unseen-"
+UNSEEN = "unseen-"
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A problem and the microseconds of every way that was timed.
-
-    Attributes:
-        by_tiles: whether equal runs were cut by tiles alone.
-    """
+    """A problem and the microseconds of every way that was timed."""
 
     problem: Problem
     times: dict[Way, float]
-    by_tiles: bool
 
     def ways(self, device: Device, costs: Costs = H200) -> list[tuple[Choice, Way]]:
         """All that stage 09 may choose and that was timed, in its order."""
         found = []
         for one in choices(*arguments(self.problem, device), costs):
             key = Way(one.block_heads, one.ring_slots, one.runs, evict_first=True)
-            if key in self.times and (one.whole or not self.by_tiles):
+            if key in self.times:
                 found.append((one, key))
         return found
 
@@ -63,11 +57,11 @@ def timed_problems(gpu: str = "h200", unseen: bool = False) -> list[Timed]:
         if name.startswith(UNSEEN) != unseen:
             continue
         timed = pd.read_csv(path)
-        problems = _problems(name.removeprefix(BY_TILES).removeprefix(UNSEEN))
+        problems = _problems(name.removeprefix(UNSEEN))
         rows = timed[timed["what"].str.contains("heads a block")]
         for (problem, dtype), group in rows.groupby(["problem", "dtype"], sort=False):
             times = {way(row.what): row.median_us for row in group.itertuples()}
-            found.append(Timed(problems[problem].replace(dtype=dtype), times, name.startswith(BY_TILES)))
+            found.append(Timed(problems[problem].replace(dtype=dtype), times))
     return found
 
 
@@ -78,7 +72,7 @@ def regret(timed: list[Timed], device: Device | None = None, costs: Costs = H200
     was the first.
 
     Args:
-        timed: problems of which equal runs were cut as today.
+        timed: problems.
         device: that the choice is made for, by default an H200.
         costs: that it is made by.
     """

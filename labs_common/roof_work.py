@@ -34,8 +34,6 @@ WAY = np.dtype(
         ("output", float),  # thousands (1,024) of numbers of a segment's output
         ("slot_bytes", float),  # of all warps of a block
         ("tiles", float),
-        ("idle", bool),  # whether there are fewer blocks with whole sequences than multiprocessors
-        ("uneven", bool),  # whether contexts, but for empty ones, have different numbers of tiles
         # Of its fullest multiprocessor, while BESIDE or fewer blocks are left, part by part:
         ("left", float, BESIDE),  # blocks
         ("rounds", float, BESIDE),  # tiles that a warp has one after the other
@@ -47,8 +45,7 @@ WAY = np.dtype(
         ("segments", float),  # of a run
         # How memory is read:
         ("bursts", float),  # bytes that come over those that are asked for
-        ("apart", float),  # rows in a byte whose neighbours are read at some other time
-        ("elsewhere", float),  # the same, times the blocks beside this one
+        ("elsewhere", float),  # rows in a byte whose neighbours other blocks read, times the blocks beside
         ("again", bool),  # whether two blocks read the same
         # What a cut costs:
         ("partial_bytes", float),
@@ -115,8 +112,6 @@ def _ways(
                 "output": heads * problem.head_dim / 1024,
                 "slot_bytes": slot_bytes,
                 "tiles": mean_tiles,
-                "idle": blocks < 1,
-                "uneven": len(set(tiles)) > 1,
             }
             beside = min(most, max(1, -int(-blocks // 1)))
             if (block_heads, beside) not in dealt:
@@ -125,7 +120,7 @@ def _ways(
             yield {
                 **way,
                 **dealt[block_heads, beside],
-                **_reading(problem, group_sets, block_heads, beside, runs=0),
+                **_reading(problem, group_sets, block_heads, beside),
             }
             for runs in (1, 2, 3):
                 if runs > most:
@@ -135,7 +130,7 @@ def _ways(
                 row_partials = runs * longest / mean_tiles if tiles else 0
                 yield {
                     **way,
-                    **_reading(problem, group_sets, block_heads, runs, runs),
+                    **_reading(problem, group_sets, block_heads, runs),
                     "runs": runs,
                     "left": _first(runs),
                     "rounds": _first(rounds),
@@ -160,7 +155,7 @@ def _products(problem: Problem, heads: int) -> int:
     return (1 << (problem.head_dim - 1).bit_length()) * heads
 
 
-def _reading(problem: Problem, group_sets: int, block_heads: int, beside: int, runs: int) -> dict:
+def _reading(problem: Problem, group_sets: int, block_heads: int, beside: int) -> dict:
     """How a way reads memory; in NHD a token's rows lie side by side."""
     row = problem.head_dim * problem.itemsize
     piece = row * max(1, block_heads // group_sets)  # that a block reads of a token
@@ -168,7 +163,6 @@ def _reading(problem: Problem, group_sets: int, block_heads: int, beside: int, r
     return {
         "again": block_heads < group_sets,  # one of two sets of a group reads what the other one reads
         "bursts": -(-piece // BURST) * BURST / piece if nhd else 1,
-        "apart": 1 / piece - 1 / (row * problem.kv_heads) if nhd and runs else 0,
         "elsewhere": (beside - 1) / piece if nhd else 0,
     }
 
