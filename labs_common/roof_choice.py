@@ -32,36 +32,36 @@ class Costs:
     """
 
     bytes_per_us: float = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-    bytes_in_flight: float = 15_290  # of a multiprocessor, from which latency hardly shows
-    latency: float = 0.453  # from a warp's request for a tile to the tile
+    bytes_in_flight: float = 10_440  # of a multiprocessor, from which latency hardly shows
+    latency: float = 0.467  # from a warp's request for a tile to the tile
     # Warp instructions that a multiprocessor issues in a microsecond.
-    issue_float32: float = 6_040
-    issue_half: float = 5_220
-    issue_fp8: float = 5_130
+    issue_float32: float = 6_760
+    issue_half: float = 6_910
+    issue_fp8: float = 5_350
     # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
     # dimension or, in float32, for each product that a lane adds up.
-    tile_float32: float = 0.534
-    tile_half: float = 0.356
-    tile_fp8: float = 0.371
-    product_float32: float = 0.553e-3
-    dimension_half: float = 4.17e-3
-    dimension_fp8: float = 2.89e-3
+    tile_float32: float = 0.277
+    tile_half: float = 0.377
+    tile_fp8: float = 0.193
+    product_float32: float = 0.576e-3
+    dimension_half: float = 2.12e-3
+    dimension_fp8: float = 2.74e-3
 
-    early: float = 0.209  # of the fullest multiprocessor's reading beyond the mean, when few others read
+    early: float = 0.104  # of the fullest multiprocessor's reading beyond the mean, when few others read
     # Bytes that a row costs more for every block beside this one, which reads elsewhere.
-    elsewhere: float = 3.85
-    again: float = 0.0809  # of the reading time, where two blocks read the same at about the same time
-    again_later: float = 0.875  # and where they do so at any time
-    fixed: float = 0.0395  # of the issuing time, where work is dealt out before it shows who is slow
+    elsewhere: float = 1.22
+    again: float = 0.0295  # of the reading time, where two blocks read the same at about the same time
+    again_later: float = 0.769  # and where they do so at any time
+    fixed: float = 0.039  # of the issuing time, where work is dealt out before it shows who is slow
 
-    call: float = 1.87  # a launch, its first tiles and its last results
-    ring: float = 0.153  # times that rings take the time of reading what fills them
-    segment: float = 1.43  # of a segment: its queries, its partials' merge and its output
-    segment_output: float = 0.953  # the same for every 1,024 numbers of output
-    block: float = 2.02  # of a block: its start and its end
-    cut: float = 5.66  # the merge's launch and its wait for all partials
-    partial: float = 2.11  # times that partials take the time of reading them
-    late_partial: float = 0.0145  # of a row's partial beyond those that are merged at once
+    call: float = 2.29  # a launch, its first tiles and its last results
+    ring: float = 0.277  # times that rings take the time of reading what fills them
+    segment: float = 0.593  # of a segment: its queries, its partials' merge and its output
+    segment_output: float = 1.64  # the same for every 1,024 numbers of output
+    block: float = 2.36  # of a block: its start and its end
+    cut: float = 4.02  # the merge's launch and its wait for all partials
+    partial: float = 2.17  # times that partials take the time of reading them
+    late_partial: float = 0.0102  # of a row's partial beyond those that are merged at once
 
 
 H200 = Costs()

@@ -107,7 +107,7 @@ def _problems(file: str) -> dict[str, Problem]:
 def main() -> None:
     """Print the tables and their quantiles."""
     for words, unseen in (("what the costs were fitted to", False), ("drawn after the fit", True)):
-        table = regret([one for one in timed_problems(unseen=unseen) if not one.by_tiles])
+        table = regret(timed_problems(unseen=unseen))
         if table.empty:
             print(f"{words}: no timings here: {RECORDED} holds none")
             continue
