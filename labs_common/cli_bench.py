@@ -196,3 +196,32 @@ def peers(
         chart.write_bytes(peer_chart(found).png())
     wrong = [row for row in found["rows"] if row["kind"] == OURS and not row["right"]]
     raise typer.Exit(1 if wrong else 0)
+
+
+@app.command()
+def tune(
+    contexts: Annotated[str, typer.Argument(help="tokens of each sequence: 4096x64, or 900,17,4096x8")],
+    query_heads: Annotated[int, typer.Option(min=1)] = 32,
+    kv_heads: Annotated[int, typer.Option(min=1)] = 8,
+    head_dim: Annotated[int, typer.Option(min=1)] = 128,
+    page_size: Annotated[int, typer.Option(min=1)] = 16,
+    dtype: Annotated[str, typer.Option(help="of the cache")] = "float16",
+    layout: Annotated[str, typer.Option(help="NHD or HND")] = "NHD",
+    ways: Annotated[int, typer.Option(min=1, help="that are timed first, and kinds of them")] = 6,
+) -> None:
+    """The ways that stage 09 finds cheapest for your own shape, timed on this GPU."""
+    from labs_common import roof_tune
+    from labs_common.device_inputs import device_inputs
+    from labs_common.problem import Problem
+    from labs_common.roof_bench import UncheckedGpu
+
+    lengths = roof_tune.parse_contexts(contexts)
+    problem = Problem(query_heads, kv_heads, head_dim, page_size, lengths, dtype, layout, name="yours")
+    engine = UncheckedGpu()
+    reason = roof_tune.STAGE.supports(problem, engine.device)
+    if reason is not None:
+        raise ValueError(reason)
+    found = roof_tune.tune(engine, problem, device_inputs(engine.xp, problem, 2), ways)
+    console.print(roof_tune.table(found))
+    options = ", ".join(f"{name}={value!r}" for name, value in found[0].options.items())
+    console.print(f"stage.plan(problem, device, {options})", markup=False, highlight=False, soft_wrap=True)

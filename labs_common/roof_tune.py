@@ -6,9 +6,12 @@ for the steps that follow, whose contexts are hardly longer, and cost those noth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from rich.table import Table
 
 from labs_common.device_inputs import DeviceInputs
 from labs_common.plans import Device, way_options, ways_by_cost
@@ -18,7 +21,7 @@ from labs_common.stages import ROOF
 from labs_common.timing import plain_reading, time_gpu
 
 STAGE = ROOF[-1]
-WAYS = 6  # that are timed first
+WAYS = 6  # that are timed first, and so many kinds of them
 ROUNDS = 11
 GRAPH_S = 2e-4  # of a graph, about, at least
 
@@ -43,11 +46,14 @@ class Tried:
 def tune(engine: Any, problem: Problem, inputs: DeviceInputs, ways: int = WAYS) -> list[Tried]:
     """Time the cheapest ways, then other ring lengths and L2's usual policy for the fastest of them.
 
+    Among the first are the cheapest of each kind, of as many heads a block and runs: where the cost is wrong
+    about one way, it is about all of its kind.
+
     Args:
         engine: a GPU, of ``roof_bench.UncheckedGpu``.
         problem: one that stage 09 takes.
         inputs: of the problem, on the GPU; sets that together pass the L2 cache.
-        ways: that are timed first.
+        ways: that are timed first, and kinds, of which some are among these.
 
     Returns:
         All that were timed, the fastest first.
@@ -58,14 +64,23 @@ def tune(engine: Any, problem: Problem, inputs: DeviceInputs, ways: int = WAYS) 
     if isinstance(ways, bool) or not isinstance(ways, int) or ways < 1:
         raise ValueError(f"ways={ways!r} must be a whole number of at least 1")
     cheapest = ways_by_cost(problem, engine.device)
-    first = _timed(engine, problem, inputs, [(choice, True) for choice in cheapest[:ways]])
+    kinds: dict[tuple[int, int], Choice] = {}
+    for choice in cheapest:
+        kinds.setdefault(_kind(choice), choice)
+    tried = cheapest[:ways]
+    tried += [choice for choice in list(kinds.values())[:ways] if choice not in tried]
+    first = _timed(engine, problem, inputs, [(choice, True) for choice in tried])
     best = min(first, key=lambda one: one.median_us).choice
-    rings = [c for c in cheapest[ways:] if (c.block_heads, c.runs) == (best.block_heads, best.runs)]
+    rings = [one for one in cheapest if _kind(one) == _kind(best) and one not in tried]
     second = _timed(
         engine, problem, inputs, [(best, True), (best, False), *((choice, True) for choice in rings)]
     )
     rest = [one for one in first if one.choice is not best]
     return sorted([*second, *rest], key=lambda one: one.median_us)
+
+
+def _kind(choice: Choice) -> tuple[int, int]:
+    return choice.block_heads, choice.runs
 
 
 def _timed(
@@ -85,3 +100,34 @@ def _timed(
         Tried(choice, evict_first, options[number], 1e6 * timings[number].median_s)
         for number, (choice, evict_first) in enumerate(those)
     ]
+
+
+def table(found: Sequence[Tried]) -> Table:
+    """What was timed beside its cost, in the order of ``found``."""
+    shown = Table("work", "heads a block", "ring slots", "L2", "cost µs", "median µs", "over the fastest")
+    for column in shown.columns[1:3] + shown.columns[4:]:
+        column.justify = "right"
+    best = min(one.median_us for one in found)
+    for one in found:
+        runs = one.choice.runs
+        shown.add_row(
+            f"{runs} equal runs a multiprocessor" if runs else "whole sequences",
+            str(one.choice.block_heads),
+            str(one.choice.ring_slots),
+            "evicted first" if one.evict_first else "as usual",
+            f"{one.choice.cost:,.1f}",
+            f"{one.median_us:,.1f}",
+            f"{100 * (one.median_us / best - 1):.1f} %",
+        )
+    return shown
+
+
+def parse_contexts(text: str) -> tuple[int, ...]:
+    """``"4096x2,17"`` as ``(4096, 4096, 17)``; ValueError for anything else."""
+    lengths: list[int] = []
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:x(\d+))?\s*", word)
+        if match is None:
+            raise ValueError(f"contexts {text!r}: {word!r} is neither TOKENS nor TOKENSxSEQUENCES")
+        lengths += [int(match[1])] * int(match[2] or 1)
+    return tuple(lengths)

@@ -226,7 +226,7 @@ MESSAGES = (
     # Half of a kernel says which half.
     (
         "09",
-        without("09", "  const PlannedMerge merge =", "  // END SOLUTION"),
+        without("09", "  const int set = merge", "  // END SOLUTION"),
         ("whole sequences are right, cut sequences are never written, empty sequences are never written",),
         (),
     ),

@@ -536,7 +536,7 @@ def test_on_a_gpu_every_exact_output_is_right(dtype):
     rows, missing = peer_bench.measure(UncheckedGpu(), problem, rounds=3)
 
     assert {r["what"] for r in rows if r["kind"] == OURS} >= {"08_balanced_plan"}
-    assert len(rows) + len(missing) == 1 + len(ROOF) + len(PEERS)
+    assert len(rows) + len(missing) == 1 + len(ROOF) + 1 + len(PEERS)  # 05, and one tuned
     for row in rows:
         assert row["right"], f"{row['what']}: {row['diagnosis']}"
         assert 0 < row["median_us"] <= row["p90_us"]
