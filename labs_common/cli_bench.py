@@ -207,7 +207,7 @@ def tune(
     page_size: Annotated[int, typer.Option(min=1)] = 16,
     dtype: Annotated[str, typer.Option(help="of the cache")] = "float16",
     layout: Annotated[str, typer.Option(help="NHD or HND")] = "NHD",
-    ways: Annotated[int, typer.Option(min=1, help="that are timed first, and kinds of them")] = 6,
+    ways: Annotated[int, typer.Option(min=1, help="that are timed first, beside one of each kind")] = 6,
 ) -> None:
     """The ways that stage 09 finds cheapest for your own shape, timed on this GPU."""
     from labs_common import roof_tune
