@@ -1,9 +1,10 @@
 """What the machine code of stage 09 takes: instructions, counted by Nsight Compute, and registers, by ptxas.
 
-Neither follows from the source: ptxas weighs one against the other anew for every kernel. In fp16 with
-head_dim 128 a ring of three slots costs 25 warp instructions a token where one of two costs 17; in fp32 with
-head_dim 64 and 14 heads a group, a thread has 128 registers in blocks of one set and 169 in those of two, of
-which only one fits. ``roof_count`` makes both tables, for sm_90: to change a kernel's loop is to count again.
+Neither follows from the source: ptxas weighs one against the other anew for every kernel. In fp8 with
+head_dim 128 a ring of three slots costs 22 warp instructions a token where one of two costs 16; in fp32 with
+head_dim 96 and 6 heads a group, a thread has 128 registers in blocks of one set and 172 in those of two, of
+which only one fits. ``roof_count`` makes both tables, for sm_90: to change the kernel is to count again, even
+if it is a line outside its loop.
 """
 
 from __future__ import annotations
