@@ -6,6 +6,7 @@ import types
 import pytest
 from grading_in_process import InProcess
 
+from labs_common import engines
 from labs_common.engines import GpuEngine, SimulatorEngine
 from labs_common.grading import gpu_execution, speed
 from labs_common.grading.cases import Case
@@ -122,6 +123,7 @@ class CpuAsGpu(GpuEngine):
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
     monkeypatch.setattr(gpu_execution, "GpuEngine", CpuAsGpu)
+    monkeypatch.setattr(engines, "DependentKernel", lambda kernel, xp: kernel)  # none begins early here
     monkeypatch.setattr(gpu_execution, "read_ceiling", lambda engine, nbytes, rounds: 4e12)
     monkeypatch.setattr(gpu_execution, "ceiling_bytes", lambda engine: 1 << 20)
     monkeypatch.setattr(gpu_execution, "plain_reading", lambda engine: lambda: None)
