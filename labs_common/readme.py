@@ -75,7 +75,7 @@ def sanitizer_table(gpu: str = "h200") -> str:
 
 
 def peers_table(gpu: str = "h200") -> str:
-    """Markdown: 09 beside the best public kernel that reads pages, in % of the read ceiling of their run."""
+    """Markdown: 09, tuned, beside the best public kernel that reads pages, in % of the read ceiling."""
     rows = peer_bench.recorded(gpu)["rows"]
     share = "% of read ceiling"
     lines = [f"| | {' | '.join(SHAPES)} |", f"|---|{'---|' * len(SHAPES)}"]
@@ -83,7 +83,7 @@ def peers_table(gpu: str = "h200") -> str:
         cells = []
         for shape in SHAPES:
             here = [row for row in rows if (row["problem"], row["dtype"]) == (shape, dtype)]
-            ours = next(row for row in here if row["what"].startswith("09"))
+            ours = next(row for row in here if row["what"] == peer_bench.TUNED)
             paged = [row for row in here if row["kind"] == PAGED and row["right"]]
             best = min(paged, key=lambda row: row["median_us"], default=None)
             there = f" / {best[share]:.1f} ({best['what']}{'*' * bool(best['rounds'])})" if best else ""

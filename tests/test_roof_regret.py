@@ -186,3 +186,28 @@ def test_a_label_says_its_options():
     assert way("09, 4 heads a block, 2 slots, two runs") == (4, 2, 2, True)
     assert way("09, 4 heads a block, 2 slots, three runs") == (4, 2, 3, True)
     assert way("09, 8 heads a block, 2 slots, whole, not evicted first") == (8, 2, 0, False)
+
+
+def test_what_linked_segments_and_an_early_merge_bring():
+    """Microseconds in one run, each bound twice: what notebook 09 says of them."""
+    rows = pd.read_csv(RECORDED / "h200" / "steps.csv")
+    rows["what"] = rows["what"].str.removesuffix(" #1").str.removesuffix(" #2")
+    us = rows.groupby(["problem", "dtype", "what"])["median_us"].mean().unstack()
+    assert rows["right"].all()
+
+    linked = (us["old"] - us["new"]).drop("float32", level="dtype")
+    assert linked.min() > 0.05 and linked.max() < 0.9
+    early = (us["new"] - us["new pdl"]).loc["S2"]
+    assert early["float16"] == pytest.approx(0.5, abs=0.05)
+    assert early["float8_e4m3fn"] == pytest.approx(0.8, abs=0.05)
+    for nothing in ("new prefetch", "new rows16"):
+        assert (us["new"] - us[nothing]).loc["S2"].max() < 0.3
+
+
+def test_the_same_arrays_elsewhere_are_worth_more_than_a_per_cent():
+    rows = pd.read_csv(RECORDED / "h200" / "placements.csv")
+    share = rows.pivot(index=["problem", "dtype", "what"], columns="allocation", values="% of read ceiling")
+    same = share.loc["S3", "float32", "8h2s first"]
+
+    assert rows["right"].all() and len(same) == 6
+    assert same.min() == pytest.approx(96.2, abs=0.1) and same.max() == pytest.approx(97.7, abs=0.1)

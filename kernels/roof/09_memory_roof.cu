@@ -3,7 +3,7 @@
    grid:     (blocks); the merge (BLOCK_HEADS * HEADS, merges), or none
    block:    8 warps; the merge (head_dim / 4, MERGE_ROWS) threads
    thread:   as in 08
-   since 08: cache lines are evicted first; the plan may leave sequences whole; the merge sees only what was cut
+   since 08: lines are evicted first; sequences may stay whole; a block knows its first segment; a merge of cuts begins early
    needs:    as 08
    look at:  DRAM throughput; what is left is the first tile's latency, the last blocks' end and the merge */
 #include "page_ring.cuh"
