@@ -205,11 +205,18 @@ def tune(
     kv_heads: Annotated[int, typer.Option(min=1)] = 8,
     head_dim: Annotated[int, typer.Option(min=1)] = 128,
     page_size: Annotated[int, typer.Option(min=1)] = 16,
-    dtype: Annotated[str, typer.Option(help="of the cache")] = "float16",
+    dtype: Annotated[
+        str, typer.Option(help="of the cache: float16, bfloat16, float8_e4m3fn or float32")
+    ] = "float16",
     layout: Annotated[str, typer.Option(help="NHD or HND")] = "NHD",
-    ways: Annotated[int, typer.Option(min=1, help="that are timed first, beside one of each kind")] = 6,
+    ways: Annotated[
+        int | None, typer.Option(min=1, help="that are timed first, beside one of each kind; 6 by default")
+    ] = None,
 ) -> None:
-    """The ways that stage 09 finds cheapest for your own shape, timed on this GPU."""
+    """The ways that stage 09 finds cheapest for your own shape, timed on this GPU, the fastest first.
+
+    Needs a GPU and CuPy. The last line is a call of stage.plan that takes the fastest way.
+    """
     from labs_common import roof_tune
     from labs_common.device_inputs import device_inputs
     from labs_common.problem import Problem
@@ -221,7 +228,8 @@ def tune(
     reason = roof_tune.STAGE.supports(problem, engine.device)
     if reason is not None:
         raise ValueError(reason)
-    found = roof_tune.tune(engine, problem, device_inputs(engine.xp, problem, 2), ways)
+    inputs = device_inputs(engine.xp, problem, roof_tune.sets_past_l2(problem))
+    found = roof_tune.tune(engine, problem, inputs, ways or roof_tune.WAYS)
     console.print(roof_tune.table(found))
     options = ", ".join(f"{name}={value!r}" for name, value in found[0].options.items())
     console.print(f"stage.plan(problem, device, {options})", markup=False, highlight=False, soft_wrap=True)

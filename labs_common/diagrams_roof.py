@@ -8,6 +8,7 @@ import numpy as np
 
 from labs_common.chart_style import COLOURS, GREY, Chart, new_chart, styled
 from labs_common.drawing import bare, box, fill, plate, tokens
+from labs_common.equal_runs import linked_blocks
 from labs_common.plans import WARP_SIZE, Plan
 from labs_common.problem import Problem
 
@@ -225,11 +226,8 @@ def segment_blocks(plan: Plan) -> np.ndarray:
     if "block_segments" in plan.tables:
         return np.repeat(np.arange(blocks), np.diff(plan.tables["block_segments"]))
     block_of = np.empty(len(segments), int)
-    for block in range(blocks):
-        number, further = block, 1
-        while further:
-            block_of[number], further = block, segments[number, -1]
-            number += further
+    for block, mine in enumerate(linked_blocks(segments, blocks)):
+        block_of[mine] = block
     return block_of
 
 

@@ -141,7 +141,8 @@ class Engine:
         """What a launch calls, of what ``module`` gave.
 
         Raises:
-            ValueError: there is no such kernel, or it is launched early and does not wait.
+            ValueError: there is no such kernel, or it is launched early and has no wait. Whether a wait is in
+                the right place is not looked at.
         """
         raise NotImplementedError
 
@@ -330,7 +331,9 @@ class GpuEngine(Engine):
         try:
             import cupy
         except ImportError as error:
-            raise EngineMissing(f"CuPy cannot be imported ({error})") from None
+            raise EngineMissing(
+                f"no GPU to use: CuPy cannot be imported ({error}); see palab doctor"
+            ) from None
         try:
             properties = cupy.cuda.runtime.getDeviceProperties(0)
         except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Runs:
-    """Which block attends to which tokens, as kernel 08 reads it.
+    """Which block attends to which tokens, as kernel 08 reads it; ``linked`` is what kernel 09 reads.
 
     A piece is what one block attends to of a sequence for some heads; a sequence cut by a block's end has
     several, which a merge puts together.
@@ -32,7 +32,8 @@ class Runs:
         """The segments as kernel 09 reads them: the first of each block, in their order, then all others.
 
         The last column is how much further on the block's next one lies, 0 where there is none: a block finds
-        its segments without a table. Where nobody has a token, one segment without any is there.
+        its segments without a table, see `linked_blocks`. Where no sequence has a token, one segment of the
+        first sequence is there, which has none either.
         """
         if not len(self.segments):
             return np.array([[0, 0, 0, 0, 0, 1, 0, 0]], np.int32)
@@ -52,6 +53,17 @@ class Runs:
         item = np.flatnonzero(self.pieces[:, 1] != 1)
         sequence, group = np.divmod(item, head_groups)
         return np.ascontiguousarray(np.stack([sequence, group, *self.pieces[item].T], axis=1), np.int32)
+
+
+def linked_blocks(segments: np.ndarray, blocks: int) -> list[list[int]]:
+    """The numbers of each block's segments in what ``Runs.linked`` gives."""
+    found = []
+    for first in range(blocks):
+        mine = [first]
+        while further := int(segments[mine[-1], -1]):
+            mine.append(mine[-1] + further)
+        found.append(mine)
+    return found
 
 
 def whole_sequences(context_lengths: Sequence[int], head_groups: int) -> Runs:

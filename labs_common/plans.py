@@ -11,7 +11,7 @@ import numpy as np
 from labs_common.equal_runs import Runs, equal_runs, whole_sequences
 from labs_common.layouts import chunk_elements
 from labs_common.problem import FP8, Problem
-from labs_common.roof_choice import Choice, choices
+from labs_common.roof_choice import H200, Choice, Costs, choices
 from labs_common.roof_code import sets_and_heads
 from labs_common.roof_work import RING_SLOTS
 
@@ -351,7 +351,7 @@ def plan_memory_roof(
     tables = {"segments": runs.linked(), "merges": table}
     plan = _planned(entry, problem, runs, block_heads, best.ring_slots, tables)
     defines = {**plan.defines, "EVICT_FIRST": int(evict_first), "MERGE_ROWS": merge_rows}
-    launches = plan.launches
+    launches = plan.launches if problem.batch else ()  # else the segment without a token has no output
     if len(merges):
         rows = block_heads * sets_and_heads(problem)[1]
         early = device.compute_capability >= (9, 0)
@@ -360,10 +360,10 @@ def plan_memory_roof(
     return _within(device, dataclasses.replace(plan, launches=launches, defines=defines))
 
 
-def ways_by_cost(problem: Problem, device: Device) -> list[Choice]:
+def ways_by_cost(problem: Problem, device: Device, costs: Costs = H200) -> list[Choice]:
     """All that stage 09 may do with a problem, the cheapest first, see ``roof_choice``."""
     sizes = device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
-    return choices(problem, *sizes)
+    return choices(problem, *sizes, costs)
 
 
 def way_options(choice: Choice, device: Device) -> dict[str, object]:

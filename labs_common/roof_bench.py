@@ -112,7 +112,7 @@ def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Co
             if 2 * blocks < device.multiprocessors:
                 continue  # half of the GPU would have nothing to do
             add(f"{label}, whole", ROOF[-1], **options, evict_first=True, whole=True)
-            if block_heads == 8:  # with fewer, lines that stay have never been worth 2 %
+            if block_heads == 8:  # which read pages from one end to the other
                 add(f"{label}, whole, not evicted first", ROOF[-1], **options, evict_first=False, whole=True)
     return found
 

@@ -84,7 +84,11 @@ ONCE_PASSED = (
         "fp8 cache",
         (("segment->head_group * BLOCK_HEADS + block_set;", "segment->head_group + block_set;"),),
     ),
-    ("09", "fp8 cache", (("merge.head_group * BLOCK_HEADS + blockIdx.x", "merge.head_group + blockIdx.x"),)),
+    (
+        "09",
+        "fp8 cache",
+        (("planned.head_group * BLOCK_HEADS + blockIdx.x", "planned.head_group + blockIdx.x"),),
+    ),
     ("09", "large group, HND", (("if (group_head >= GROUP_SIZE) return;", ""),)),
     (
         "09",
@@ -93,7 +97,7 @@ ONCE_PASSED = (
             ("if (group_head >= GROUP_SIZE) return;", ""),
             (
                 "const int head = set / HEAD_SETS * GROUP_SIZE + group_head;",
-                "const int head = merge.head_group * BLOCK_HEADS * HEADS + blockIdx.x;",
+                "const int head = planned.head_group * BLOCK_HEADS * HEADS + blockIdx.x;",
             ),
         ),
     ),
@@ -199,7 +203,7 @@ MESSAGES = (
     # What the plan does is compared, too.
     (
         "09",
-        (("merge.head_group * BLOCK_HEADS + blockIdx.x", "merge.head_group + blockIdx.x"),),
+        (("planned.head_group * BLOCK_HEADS + blockIdx.x", "planned.head_group + blockIdx.x"),),
         ("a block attends for 2 of 6 sets of heads (BLOCK_HEADS 2)",),
         (),
     ),
@@ -226,7 +230,7 @@ MESSAGES = (
     # Half of a kernel says which half.
     (
         "09",
-        without("09", "  const int set = merge", "  // END SOLUTION"),
+        without("09", "  const int set = planned", "  // END SOLUTION"),
         ("whole sequences are right, cut sequences are never written, empty sequences are never written",),
         (),
     ),

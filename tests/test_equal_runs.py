@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labs_common.equal_runs import equal_runs, whole_sequences
+from labs_common.equal_runs import equal_runs, linked_blocks, whole_sequences
 
 lengths = st.lists(st.integers(0, 300), max_size=6)
 
@@ -126,12 +126,7 @@ def test_linked_segments_are_those_of_the_blocks(contexts, groups, blocks, whole
     runs = whole_sequences(contexts, groups) if whole else equal_runs(contexts, groups, blocks, 16, 4)
     linked, first = runs.linked(), runs.block_segments
 
-    for block in range(len(first) - 1):
-        number, further, found = block, 1, []
-        while further:
-            found.append(linked[number, :-1].tolist())
-            further = int(linked[number, -1])
-            number += further
+    for block, mine in enumerate(linked_blocks(linked, len(first) - 1)):
         expected = runs.segments[first[block] : first[block + 1], :-1].tolist()
-        assert found == (expected or [[0, 0, 0, 0, 0, 1, 0]])
+        assert linked[mine, :-1].tolist() == (expected or [[0, 0, 0, 0, 0, 1, 0]])
     assert len(linked) == max(1, len(runs.segments))

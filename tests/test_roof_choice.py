@@ -290,3 +290,9 @@ def test_counting_divides_what_the_longer_sequence_takes_more(monkeypatch):
     assert found["instructions"].tolist() == [50, 20]
     assert found.iloc[1, :-1].tolist() == ["float32", 64, 7, 1, 16, 2]
     assert [p.context_lengths for p in roof_count.lengths(those[0])] == [(2048,), (6144,)]
+
+
+def test_an_empty_batch_has_nothing_to_launch():
+    """Not even the segment without a token, which stands for a first sequence."""
+    for options in ({}, {"whole": True}, {"whole": False}):
+        assert STAGE.plan(Problem(8, 2, 64, 16, (), "float16"), **options).launches == ()

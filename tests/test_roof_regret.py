@@ -108,7 +108,7 @@ def test_of_shapes_on_which_peers_were_measured_it_is_near(table):
 
 
 def test_equal_runs_that_count_segments_are_no_slower_than_by_tiles_alone():
-    """Over 180 random shapes: as fast where no segment is short, a quarter faster where some are."""
+    """Over 270 random shapes: as fast where no segment is short, three quarters faster at best."""
     ratios = []
     for path in sorted((RECORDED / "h200").glob("random-30-*.csv.xz")):
         rows = pd.read_csv(path).set_index(["problem", "what"])["median_us"]
@@ -117,7 +117,8 @@ def test_equal_runs_that_count_segments_are_no_slower_than_by_tiles_alone():
     ratio = pd.concat(ratios)
 
     assert len(ratio) == RANDOM
-    assert ratio.quantile(0.01) > 0.97 and ratio.median() > 1.002 and ratio.max() > 1.2, ratio.describe()
+    assert ratio.quantile(0.01) > 0.97 and ratio.median() == pytest.approx(1.018, abs=0.001)
+    assert ratio.max() == pytest.approx(1.746, abs=0.001)
 
 
 def test_what_a_line_of_128_bytes_brings():
@@ -195,6 +196,7 @@ def test_what_linked_segments_and_an_early_merge_bring():
     us = rows.groupby(["problem", "dtype", "what"])["median_us"].mean().unstack()
     assert rows["right"].all()
 
+    # In fp32 the form that was timed cost registers, which the kernel's own does not.
     linked = (us["old"] - us["new"]).drop("float32", level="dtype")
     assert linked.min() > 0.05 and linked.max() < 0.9
     early = (us["new"] - us["new pdl"]).loc["S2"]

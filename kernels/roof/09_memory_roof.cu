@@ -40,7 +40,7 @@ struct PlannedSegment {
   int next;                  // so many further on is the block's next one; 0: there is none
 };
 
-// Segments of the same sequence and sets of heads, whose partials a merge puts together.
+// Segments of the same sequence and sets of heads, whose partials a merge puts together; none of an empty sequence.
 struct PlannedMerge {
   int sequence, head_group;
   int first_partial, pieces;
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                             token_warp, lane);
   WarpTile tiles;
   tiles.lane = lane;
-  for (int next = 1; next; segment += next) {
+  for (int next = 1; next; segment += next) {  // 1: anything but 0, until the segment says
     next = segment->next;
     const int sequence = segment->sequence;
     const int set = segment->head_group * BLOCK_HEADS + block_set;
@@ -142,14 +142,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(COLUMNS * MERGE_ROWS)
     paged_attention_memory_roof_merge(Problem problem, Inputs in, Element* output, Work work, float value_scale) {
-  const PlannedMerge merge = work.merges[blockIdx.y];
+  const PlannedMerge planned = work.merges[blockIdx.y];
   wait_for_attention();
   // BEGIN SOLUTION
-  const int set = merge.head_group * BLOCK_HEADS + blockIdx.x / HEADS;
+  const int set = planned.head_group * BLOCK_HEADS + blockIdx.x / HEADS;
   const int group_head = set % HEAD_SETS * HEADS + blockIdx.x % HEADS;
   if (group_head >= GROUP_SIZE) return;
   const int head = set / HEAD_SETS * GROUP_SIZE + group_head;
-  merge_row<MERGE_ROWS>(work.partials, merge.first_partial + (size_t)blockIdx.x * merge.pieces, merge.pieces,
-                        output + query_offset(problem, merge.sequence, head), value_scale);
+  merge_row<MERGE_ROWS>(work.partials, planned.first_partial + (size_t)blockIdx.x * planned.pieces, planned.pieces,
+                        output + query_offset(problem, planned.sequence, head), value_scale);
   // END SOLUTION
 }

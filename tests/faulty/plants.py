@@ -526,7 +526,7 @@ PART_89, VALUE_89 = (
     "work.partials.values[entry * COLUMNS + column] = merged;",
 )
 DIVIDED_89 = VALUE_89.replace("merged", "rescale_add(merged, 1.0f / part.sum, 0.0f, merged)")
-PIECES_8, PIECES_9 = "pieces.y, output", "merge.pieces,\n"
+PIECES_8, PIECES_9 = "pieces.y, output", "planned.pieces,\n"
 WHOLE_PAGES = f"({CONTEXT_67} / PAGE_SIZE * PAGE_SIZE)"
 FILLED_PAGES = "((end + PAGE_SIZE - 1) / PAGE_SIZE * PAGE_SIZE)"
 
@@ -632,7 +632,7 @@ PLANTS += (
         ((USED_67, USED_67.replace("= (", "= min(partitions - 1, (").replace("TOKENS;", "TOKENS);")),),
     ),
     ("first_split_only", "8", ((PIECES_8, "min(1, pieces.y), output"),)),
-    ("first_split_only", "9", ((PIECES_9, "min(1, merge.pieces),\n"),)),
+    ("first_split_only", "9", ((PIECES_9, "min(1, planned.pieces),\n"),)),
     ("divided_in_the_split", "89", ((VALUE_89, DIVIDED_89),)),
     ("merge_without_correction", "89", ((PART_89, "work.partials.part[entry] = {0.0f, part.sum};"),)),
     (
