@@ -362,8 +362,13 @@ def plan_memory_roof(
 
 def ways_by_cost(problem: Problem, device: Device, costs: Costs = H200) -> list[Choice]:
     """All that stage 09 may do with a problem, the cheapest first, see ``roof_choice``."""
+    return choices(*way_arguments(problem, device), costs)
+
+
+def way_arguments(problem: Problem, device: Device) -> tuple[Problem, int, int, int, int]:
+    """Of ``roof_work.ways`` and ``roof_choice.choices``, for stage 09 on a device."""
     sizes = device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
-    return choices(problem, *sizes, costs)
+    return problem, *sizes
 
 
 def way_options(choice: Choice, device: Device) -> dict[str, object]:

@@ -16,10 +16,10 @@ import pandas as pd
 from tqdm import tqdm
 
 from labs_common.known_shapes import SHAPES
-from labs_common.plans import Device
+from labs_common.plans import Device, way_arguments
 from labs_common.roof_bench import Way
 from labs_common.roof_choice import H200, Costs, cost
-from labs_common.roof_regret import Timed, arguments, regret, timed_problems
+from labs_common.roof_regret import Timed, regret, timed_problems
 from labs_common.roof_work import ways
 
 FITTED = tuple(f.name for f in dataclasses.fields(Costs) if f.name != "bytes_per_us")
@@ -69,7 +69,7 @@ def timings(timed: Sequence[Timed]) -> Timings:
     """All that was timed, in the order of the problems."""
     parts = []
     for number, one in enumerate(timed):
-        work = ways(*arguments(one.problem, Device()))
+        work = ways(*way_arguments(one.problem, Device()))
         names = ["block_heads", "ring_slots", "runs"]
         us = np.array([one.times.get(Way(*way.item(), evict_first=True), np.nan) for way in work[names]])
         mine = np.isfinite(us)

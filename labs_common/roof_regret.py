@@ -12,10 +12,10 @@ from pathlib import Path
 import pandas as pd
 
 from labs_common.known_shapes import SHAPES
-from labs_common.plans import RING_WARPS, Device, ring_tile_tokens
+from labs_common.plans import Device, ways_by_cost
 from labs_common.problem import Problem
 from labs_common.roof_bench import Way, random_shapes, way
-from labs_common.roof_choice import H200, Choice, Costs, choices
+from labs_common.roof_choice import H200, Choice, Costs
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "roof"
 UNSEEN = "unseen-"
@@ -31,17 +31,11 @@ class Timed:
     def ways(self, device: Device, costs: Costs = H200) -> list[tuple[Choice, Way]]:
         """All that stage 09 may choose and that was timed, in its order."""
         found = []
-        for one in choices(*arguments(self.problem, device), costs):
+        for one in ways_by_cost(self.problem, device, costs):
             key = Way(one.block_heads, one.ring_slots, one.runs, evict_first=True)
             if key in self.times:
                 found.append((one, key))
         return found
-
-
-def arguments(problem: Problem, device: Device) -> tuple[Problem, int, int, int, int]:
-    """Of ``roof_choice.choices``, as stage 09 passes them."""
-    sizes = device.multiprocessors, device.max_shared_bytes, RING_WARPS, ring_tile_tokens(problem)
-    return problem, *sizes
 
 
 def timed_problems(gpu: str = "h200", unseen: bool = False) -> list[Timed]:
@@ -78,7 +72,6 @@ def regret(timed: list[Timed], device: Device | None = None, costs: Costs = H200
     """
     rows = []
     for one in timed:
-        sizes = arguments(one.problem, device or Device())
         choice, chosen = one.ways(device or Device(), costs)[0]
         best = min(one.times.values())
         kind = {0: "whole", 1: "equal runs", 2: "two equal runs", 3: "three equal runs"}[chosen.runs]
@@ -90,7 +83,7 @@ def regret(timed: list[Timed], device: Device | None = None, costs: Costs = H200
                 "chosen_us": one.times[chosen],
                 "best_us": best,
                 "ratio": one.times[chosen] / best,
-                "first": choice == choices(*sizes, costs)[0],
+                "first": choice == ways_by_cost(one.problem, device or Device(), costs)[0],
             }
         )
     columns = ["problem", "dtype", "chosen", "chosen_us", "best_us", "ratio", "first"]
