@@ -20,7 +20,7 @@ from labs_common.timing import (
     ceiling_calls,
     ceiling_of,
     fp32_peak,
-    plain_reading,
+    refill_l2,
     time_gpu,
 )
 from labs_common.worker import Worker
@@ -100,7 +100,7 @@ def _benchmark(
     }
     nbytes = ceiling_bytes(engine)
     everything = {**calls, **ceiling_calls(engine, nbytes)}
-    timings = time_gpu(xp, everything, rounds, between=plain_reading(engine))
+    timings = time_gpu(xp, everything, rounds, between=refill_l2(engine))
     expected = [reference(problem, one) for one in inputs]
     verdicts = {}
     weights = {label: stage.weights(problem) for label, stage, _ in contenders}

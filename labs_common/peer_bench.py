@@ -27,7 +27,7 @@ from labs_common.reference import Reference
 from labs_common.roof_bench import UncheckedGpu
 from labs_common.roof_tune import tune
 from labs_common.stages import ROOF, Stage, find_stage
-from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
+from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, refill_l2, time_gpu
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "peers"
 TUNED = f"{ROOF[-1].id}, tuned"
@@ -43,10 +43,11 @@ METHOD = (
     "keys and values (normal). The input sets share one pool and no page. Each contender's calls on them, by "
     f"turns and until they take about {1e3 * GRAPH_S:.0f} ms or more, are one CUDA graph; rounds replay "
     "every graph, in an order of their own, between events and after a read of more than the L2 cache "
-    "holds; times are the median and the 90th percentile of the mean over the calls, merges included, "
-    "planning by the host not. Stages 06 and 07 have the longest partitions that fill the GPU twice, the "
-    "others their own plan, and what is tuned the fastest way of those that its cost found cheapest, timed "
-    "before. The read ceiling is the best plain read of ceiling_bytes in the same rounds. "
+    "holds, which leaves it full of what somebody else read; times are the median and the 90th percentile "
+    "of the mean over the calls, merges included, planning by the host not. Stages 06 and 07 have the "
+    "longest partitions that fill the GPU twice, the others their own plan, and what is tuned the fastest "
+    "way of those that its cost found cheapest, timed before (options). "
+    "The read ceiling is the best plain read of ceiling_bytes in the same rounds. "
     "Bandwidth counts the bytes that must move at least. "
     "error is ||output - float64|| / ||float64|| of the worst set that was timed. right: every element is "
     "within the lab's tolerance, or, where a peer rounds more than 16-bit products need (rounds), error is "
@@ -97,7 +98,7 @@ def measure(
     nbytes = ceiling_bytes(engine)
     calls = {name: entry.ready.calls for name, entry in entries.items()}
     calls |= ceiling_calls(engine, nbytes)
-    timings = time_gpu(xp, calls, rounds, between=plain_reading(engine), graph_s=GRAPH_S)
+    timings = time_gpu(xp, calls, rounds, between=refill_l2(engine), graph_s=GRAPH_S)
     ceiling = ceiling_of(timings, nbytes)
     rows = []
     for name, entry in entries.items():
@@ -120,6 +121,7 @@ def measure(
                 "calls_in_a_graph": timing.calls,
                 "planning_us": planning[name] and 1e6 * planning[name],
                 "rounds": entry.ready.rounds,
+                "options": dict(entry.ready.options),
                 **judge(entry.ready, expected),
             }
         )
@@ -140,7 +142,7 @@ def contenders(engine: Any, setting: Setting) -> Iterable[tuple[str, str, Callab
             return [engine.xp.asarray(table) for table in tables.values()]
 
         outputs = [lambda call=call: engine.read(call, problem) for call in calls]
-        return Ready(calls, outputs, stage.weights(problem), plan=again)
+        return Ready(calls, outputs, stage.weights(problem), plan=again, options=given)
 
     for stage in (find_stage("05"), *ROOF):
         known = functools.partial(options_of, stage, problem, engine.device)
@@ -323,7 +325,8 @@ def combined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several runs as one: medians of every figure, parts of a ceiling of the ceiling of their own run.
 
     Cards of one kind differ by a point or two in some cells. A contender that some run lacks is left out,
-    with the reason that the run gives; one that was ever wrong stays wrong. Its error is the largest.
+    with the reason that the run gives; one that was ever wrong stays wrong. Its error is the largest. Options
+    are each run's own, and left out.
 
     Raises:
         ValueError: there is no run, or they are of different GPUs or contenders' versions.
@@ -345,6 +348,7 @@ def combined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             missing[name] = {**dict(zip(CELL, name, strict=True)), "reason": reason}
             continue
         row = dict(next((row for row in mine if not row["right"]), mine[0]))
+        row.pop("options", None)
         for figure in FIGURES:
             values = [one[figure] for one in mine]
             worst = max if figure == "error" else statistics.median

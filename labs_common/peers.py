@@ -10,8 +10,8 @@ import functools
 import importlib
 import importlib.metadata
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -40,6 +40,7 @@ class Ready:
         weights: the dtype that softmax weights are rounded to, as ``compare`` takes it.
         rounds: what is rounded besides, in words; such an output is held to a wider limit, and marked.
         plan: the host's work for every decode step, where there is any.
+        options: what one of our stages was given beside the problem, as ``stage.plan`` takes it.
     """
 
     calls: list[Callable[[], None]]
@@ -47,6 +48,7 @@ class Ready:
     weights: str
     rounds: str = ""
     plan: Callable[[], object] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from labs_common.roof_code import machine_code, sets_and_heads
 from labs_common.roof_tune import tune
 from labs_common.roof_work import BLOCK_BYTES, RING_SLOTS
 from labs_common.stages import ROOF, Stage, find_stage
-from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, plain_reading, time_gpu
+from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, refill_l2, time_gpu
 
 Contender = tuple[str, Stage, Plan]
 TUNED = "09, tuned"
@@ -162,7 +162,7 @@ def measure(
             print(f"{label}: {type(error).__name__}: {str(error)[:400]}")
     nbytes = ceiling_bytes(engine)
     calls = {**bound, **ceiling_calls(engine, nbytes)}
-    timings = time_gpu(xp, calls, rounds, between=plain_reading(engine))
+    timings = time_gpu(xp, calls, rounds, between=refill_l2(engine))
     ceiling = ceiling_of(timings, nbytes)
     for label, calls in bound.items():
         verdict = compare(engine.read(calls[0], problem), expected, weights[label])

@@ -18,7 +18,7 @@ from labs_common.plans import Device, way_options, ways_by_cost
 from labs_common.problem import Problem
 from labs_common.roof_choice import Choice
 from labs_common.stages import ROOF
-from labs_common.timing import L2_BYTES, plain_reading, time_gpu
+from labs_common.timing import L2_BYTES, refill_l2, time_gpu
 
 STAGE = ROOF[-1]
 WAYS = 6  # that are timed first, beside one of each kind
@@ -104,7 +104,7 @@ def _timed(
         number: [engine.bind(STAGE, problem, plan, one, inputs.scale) for one in inputs.sets]
         for number, plan in enumerate(plans)
     }
-    timings = time_gpu(engine.xp, calls, ROUNDS, between=plain_reading(engine), graph_s=GRAPH_S)
+    timings = time_gpu(engine.xp, calls, ROUNDS, between=refill_l2(engine), graph_s=GRAPH_S)
     return [
         Tried(choice, evict_first, options[number], 1e6 * timings[number].median_s)
         for number, (choice, evict_first) in enumerate(those)

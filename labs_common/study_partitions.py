@@ -30,7 +30,7 @@ from labs_common.profile import EXTRA_METRICS, capture
 from labs_common.provenance import gpu_provenance, kernel_hash, write_provenance
 from labs_common.reference import reference
 from labs_common.stages import Stage, find_stage
-from labs_common.timing import ceiling_calls, ceiling_of, plain_reading, time_gpu
+from labs_common.timing import ceiling_calls, ceiling_of, refill_l2, time_gpu
 from labs_common.variants import VARIANTS
 
 SETS = 2  # of inputs that calls rotate through; together they pass the L2 cache where it matters
@@ -67,7 +67,7 @@ class Bench:
         """Time calls against each other and a plain read of the same size; check what they wrote."""
         nbytes = self.problem.kv_bytes // 16 * 16
         everything = {**calls, **ceiling_calls(self.engine, nbytes)}
-        timings = time_gpu(self.engine.xp, everything, between=plain_reading(self.engine))
+        timings = time_gpu(self.engine.xp, everything, between=refill_l2(self.engine))
         ceiling = ceiling_of(timings, nbytes)
         rows = []
         for label, bound in calls.items():

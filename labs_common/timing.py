@@ -73,8 +73,8 @@ def time_gpu(
         xp: CuPy.
         calls: per name, the same call on different input sets, which together should pass the L2 cache.
         rounds: how often each graph is measured, after two replays that are not.
-        between: called before each measurement and not in it. A kernel that reads past the L2 cache leaves
-            behind what the next one finds there: lines to be evicted first cost a later kernel up to 5 %.
+        between: called before each measurement and not in it: what one call leaves in the L2 cache is worth
+            several per cent of the next one, see ``refill_l2``.
         graph_s: seconds that a graph takes at least, more or less, by going through the sets again and again:
             the longer it is, the less its launch counts, and what others left in caches of addresses.
     """
@@ -139,25 +139,46 @@ def ceiling_calls(engine: Engine, nbytes: int) -> dict[str, list[Callable[[], No
     buffer = xp.empty(rotation * nbytes // 4, dtype=np.uint32)
     buffer[:] = xp.arange(buffer.size, dtype=np.uint32)  # zeros can read faster than data
     sink = xp.zeros(65536, dtype=np.uint32)
-    source = Source.read(Path(__file__).with_name("read_ceiling.cu"))
-    calls = {}
-    for threads, blocks, loads in CEILING_SHAPES:
-        kernel = engine.module(source, {"LOADS": loads}).get_function("read_ceiling")
-        grid = (properties["multiProcessorCount"] * blocks, 1, 1)
-        calls[f"read {threads}x{blocks}x{loads}"] = [
-            _bind(kernel, grid, (threads, 1, 1), buffer[i * nbytes // 4 : (i + 1) * nbytes // 4], sink)
+    return {
+        f"read {'x'.join(map(str, shape))}": [
+            reading(engine, shape, buffer[i * nbytes // 4 : (i + 1) * nbytes // 4], sink)
             for i in range(rotation)
         ]
-    return calls
+        for shape in CEILING_SHAPES
+    }
 
 
-def plain_reading(engine: Engine) -> Callable[[], None]:
-    """A call that reads more than any L2 cache holds, so that whatever comes next finds the same in it."""
-    return next(iter(ceiling_calls(engine, L2_BYTES).values()))[0]
+def refill_l2(engine: Engine) -> Callable[[], None]:
+    """A call that reads more than any L2 cache holds, as kernels read that say nothing of L2.
+
+    Whatever comes next finds L2 full of lines that somebody else read, as attention does after the weights
+    of a model. A read of lines to be evicted first would not do: those evict each other, and what was
+    written before them stays in L2, where it costs readers 2 % (``data/roof/h200/l2_states.csv``).
+    """
+    words = engine.xp.zeros(L2_BYTES // 4, dtype=np.uint32)
+    sink = engine.xp.zeros(65536, dtype=np.uint32)
+    return reading(engine, CEILING_SHAPES[0], words, sink, streamed=False)
 
 
-def _bind(kernel: Any, grid: tuple, block: tuple, words: Any, sink: Any) -> Callable[[], None]:
-    return functools.partial(kernel, grid, block, (words, sink, np.uint64(words.nbytes // 16)))
+def reading(
+    engine: Engine, shape: tuple[int, int, int], words: Any, sink: Any, streamed: bool = True
+) -> Callable[[], None]:
+    """A call that reads words once.
+
+    Args:
+        engine: a GPU.
+        shape: one of ``CEILING_SHAPES``.
+        words: an array of 4-byte words, a multiple of four.
+        sink: what the call could write to, and never does: 65,536 words.
+        streamed: its lines are to be evicted first, as those of what is read once.
+    """
+    threads, blocks, loads = shape
+    source = Source.read(Path(__file__).with_name("read_ceiling.cu"))
+    defines = {"LOADS": loads, "STREAMED": int(streamed)}
+    kernel = engine.module(source, defines).get_function("read_ceiling")
+    properties = engine.xp.cuda.runtime.getDeviceProperties(engine.xp.cuda.Device().id)
+    grid = (properties["multiProcessorCount"] * blocks, 1, 1)
+    return functools.partial(kernel, grid, (threads, 1, 1), (words, sink, np.uint64(words.nbytes // 16)))
 
 
 def read_ceiling(engine: Engine, nbytes: int, rounds: int = ROUNDS) -> float:

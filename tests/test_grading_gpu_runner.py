@@ -126,7 +126,7 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(engines, "DependentKernel", lambda kernel, xp: kernel)  # none begins early here
     monkeypatch.setattr(gpu_execution, "read_ceiling", lambda engine, nbytes, rounds: 4e12)
     monkeypatch.setattr(gpu_execution, "ceiling_bytes", lambda engine: 1 << 20)
-    monkeypatch.setattr(gpu_execution, "plain_reading", lambda engine: lambda: None)
+    monkeypatch.setattr(gpu_execution, "refill_l2", lambda engine: lambda: None)
     monkeypatch.setattr(speed, "_gpu_sandbox", lambda limits: InProcess(GpuRunner))
 
 

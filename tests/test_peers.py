@@ -25,6 +25,7 @@ from labs_common.stages import ROOF
 from labs_common.timing import Timing
 
 RAGGED = (40, 1, 17)
+TUNED_OPTIONS = {"whole": True, "block_heads": 2, "ring_slots": 3, "evict_first": False}
 
 
 class Host(ModuleType):
@@ -391,8 +392,9 @@ def results(simulator, installed, monkeypatch):
     monkeypatch.setattr(peer_bench, "time_gpu", timed)
     monkeypatch.setattr(peer_bench, "ceiling_bytes", lambda _: 80_000)
     monkeypatch.setattr(peer_bench, "ceiling_calls", lambda *_: {"read x": []})
-    monkeypatch.setattr(peer_bench, "plain_reading", lambda *_: None)
+    monkeypatch.setattr(peer_bench, "refill_l2", lambda *_: None)
     monkeypatch.setattr(peer_bench, "_try", lambda xp, ready: None)
+    monkeypatch.setattr(peer_bench, "tune", lambda *_: [SimpleNamespace(options=TUNED_OPTIONS)])
     monkeypatch.setattr(peer_bench, "_planning_seconds", lambda xp, ready: ready.plan and 1e-4)
     fails = peers.Peer("fails", PAGED, lambda _: 1 / 0)
     wrong = peers.Peer(
@@ -416,6 +418,9 @@ def test_every_contender_is_a_row_or_a_reason(results):
             assert row["right"] and row["error"] < 1e-6 and row["planning_us"] == pytest.approx(100)
             assert row["% of read ceiling"] == pytest.approx(100 * row["GB/s"] / row["ceiling_GB/s"])
             assert row["ceiling_GB/s"] == pytest.approx(40.0)  # 80,000 bytes in 2 µs
+    assert rows[peer_bench.TUNED]["options"] == TUNED_OPTIONS
+    assert rows["09_memory_roof"]["options"] == rows["wrong"]["options"] == {}
+    assert rows["06_async_ring"]["options"]["partition_tokens"] >= 1
     assert not rows["wrong"]["right"] and rows["wrong"]["error"] is None
     assert reasons["fails"] == "ZeroDivisionError: division by zero"
     assert "no adapter" in reasons["vLLM paged_attention_v2"]
@@ -459,6 +464,8 @@ def test_of_several_runs_the_median_is_shown(results, tmp_path):
     assert rows[first]["planning_us"] is None and rows[first]["right"]
     assert rows[results["rows"][1]["what"]]["diagnosis"] == "wrong in the third run"
     assert lacking["what"] not in rows and f"{lacking['what']}: was not installed" in answer.output
+    assert all("options" in row for row in results["rows"])
+    assert not any("options" in row for row in found["rows"])  # each run's own
     assert found["provenance"]["runs"] == 3 and "median of 3 such runs" in found["method"]
     assert "1 ms each, then of 3 runs" in peer_chart(found).alt_text()
     with pytest.raises(ValueError, match="runs="):

@@ -45,7 +45,7 @@ def timed(monkeypatch):
         }
 
     monkeypatch.setattr(roof_tune, "time_gpu", by_plan)
-    monkeypatch.setattr(roof_tune, "plain_reading", lambda engine: None)
+    monkeypatch.setattr(roof_tune, "refill_l2", lambda engine: None)
     by_plan.seen = seen
     return by_plan
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from labs_common import timing
+from labs_common.compiler import compile_ptx
 from labs_common.engines import SimulatorEngine
 from labs_common.simt import cupy_like
 
@@ -53,6 +54,24 @@ def test_the_read_ceiling_reads_every_byte_once(engine, monkeypatch):
         counted = calls[0].func.module.last_launch.counters.totals()
         assert 32 * counted["global_load_sectors"] == nbytes
     assert np.isclose(timing.ceiling_of({"read a": timing.Timing(2, 2, 1, 1, 1)}, 10), 5)
+
+
+def test_l2_is_refilled_by_reads_that_push_others_out(engine, monkeypatch):
+    """Lines to be evicted first, which .cs reads leave, make room for each other alone."""
+    monkeypatch.setattr(timing, "L2_BYTES", 96 * 16 * 9)
+    monkeypatch.setattr(timing, "CEILING_SHAPES", ((32, 1, 4),))
+    built = []
+    module = engine.module
+    monkeypatch.setattr(engine, "module", lambda *what: built.append(what) or module(*what))
+
+    call = timing.refill_l2(engine)
+    timing.ceiling_calls(engine, 96 * 16 * 9)
+
+    call()
+    assert 32 * call.func.module.last_launch.counters.totals()["global_load_sectors"] == 96 * 16 * 9
+    as_usual, streamed = (compile_ptx(source, defines) for source, defines in built)
+    assert "ld.global.cg" in as_usual and "ld.global.cs" not in as_usual
+    assert "ld.global.cs" in streamed and "ld.global.cg" not in streamed
 
 
 class Gpu:
