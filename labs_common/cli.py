@@ -75,12 +75,17 @@ def run(
 
     asked = _find_problem(problem)
     chosen = [find_stage(name) for name in stages] if stages else list(ALL_STAGES)
+    runs = {
+        one: [stage for stage in chosen if stage.taken(asked) == one]
+        for one in dict.fromkeys(stage.taken(asked) for stage in chosen)
+    }
+    if save is not None:
+        for one, stages_of_one in runs.items():
+            runner.require_place(save, one, stages_of_one)
     opened = _open(engine, force, front_end)
     statuses = [
-        runner.run_stages(
-            [stage for stage in chosen if stage.taken(asked) == one], one, opened, console, save, _command()
-        )
-        for one in dict.fromkeys(stage.taken(asked) for stage in chosen)
+        runner.run_stages(stages_of_one, one, opened, console, save, _command())
+        for one, stages_of_one in runs.items()
     ]
     raise typer.Exit(max(statuses))
 

@@ -156,7 +156,8 @@ def compiler_version() -> str:
     return f"{major}.{minor}"
 
 
-def include_folders() -> list[Path]:
+@functools.cache  # what is installed is looked up in hundreds of files
+def include_folders() -> tuple[Path, ...]:
     """Folders of the CUDA headers: of the wheels, and a toolkit's CUB where its wheel is missing."""
     folders = set()
     wheels = ("nvidia-cuda-runtime", "nvidia-cuda-cccl")
@@ -172,7 +173,7 @@ def include_folders() -> list[Path]:
     toolkit = Path(os.environ.get("CUDA_PATH", "/usr/local/cuda")) / "include" / "cccl"
     if not any((folder / "cub").is_dir() for folder in folders) and toolkit.is_dir():
         folders.add(toolkit)
-    return sorted(folders)
+    return tuple(sorted(folders))
 
 
 def _nvrtc() -> ModuleType:

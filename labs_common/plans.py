@@ -396,7 +396,7 @@ def _head_groups(problem: Problem, block_heads: int | None) -> tuple[int, int]:
     sets = problem.kv_heads * sets_and_heads(problem)[0]
     if block_heads is None:
         block_heads = most_block_heads(problem)
-    if block_heads not in (1, 2, 4, 8) or sets % block_heads:
+    if type(block_heads) is not int or block_heads not in (1, 2, 4, 8) or sets % block_heads:
         raise ValueError(
             f"block_heads={block_heads!r} must be 1, 2, 4 or 8 and divide the {sets} sets of heads"
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from labs_common.problem import FP8, Problem
 from labs_common.roof_code import machine_code, sets_and_heads
 from labs_common.roof_tune import tune
 from labs_common.roof_work import BLOCK_BYTES, RING_SLOTS
+from labs_common.source import Source
 from labs_common.stages import ROOF, Stage, find_stage
 from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, refill_l2, time_gpu
 
@@ -58,15 +59,27 @@ def random_shapes(count: int, seed: int = 0) -> list[Problem]:
 
 
 class UncheckedGpu(GpuEngine):
-    """A GPU whose kernels are launched with what plans say, and built side by side before they are timed."""
+    """A GPU whose kernels are launched with what plans say, and built side by side before they are timed.
 
-    module = GpuEngine.raw_module
+    It keeps every module that it made: a contender is bound to all input sets, and tuned beside others.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[tuple[Source, tuple], Any] = {}
+
+    def module(self, source: Source, defines: Mapping[str, object] | None = None) -> Any:
+        """As ``GpuEngine.raw_module``."""
+        key = source, tuple(sorted((defines or {}).items()))
+        if key not in self._made:
+            self._made[key] = self.raw_module(source, defines)
+        return self._made[key]
 
     def build(self, compared: Iterable[Contender]) -> None:
-        """Put every kernel's machine code where CuPy finds it again. What does not compile fails later."""
+        """Make every kernel's machine code. What does not compile fails later."""
         with ThreadPoolExecutor() as pool:
             for _, stage, plan in compared:
-                pool.submit(self.raw_module, stage.source(), plan.defines)
+                pool.submit(self.module, stage.source(), plan.defines)
 
 
 def contenders(problem: Problem, engine: Engine, others: bool = True) -> list[Contender]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.table import Table
 
-from labs_common.device_inputs import DeviceInputs
-from labs_common.plans import Device, way_options, ways_by_cost
+from labs_common.device_inputs import DeviceInputs, device_inputs
+from labs_common.plans import Device, Plan, way_options, ways_by_cost
 from labs_common.problem import Problem
 from labs_common.roof_choice import Choice
 from labs_common.stages import ROOF
@@ -86,6 +86,20 @@ def tune(engine: Any, problem: Problem, inputs: DeviceInputs, ways: int = WAYS) 
     # Times of the two rounds are not of the same minute: the second alone says which is the fastest.
     second = sorted(_timed(engine, problem, inputs, final), key=lambda one: one.median_us)
     return [*second, *(one for one in first if (one.choice, one.evict_first) not in final)]
+
+
+def tuned_plan(engine: Any, problem: Problem) -> Plan:
+    """As ``stage.plan``, by timing instead of cost alone: seconds, once for a shape.
+
+    Args:
+        engine: a GPU, of ``roof_bench.UncheckedGpu``.
+        problem: one that stage 09 takes.
+
+    Raises:
+        ValueError: as of ``tune``.
+    """
+    inputs = device_inputs(engine.xp, problem, sets_past_l2(problem))
+    return STAGE.plan(problem, engine.device, **tune(engine, problem, inputs)[0].options)
 
 
 def _kind(choice: Choice) -> tuple[int, int]:

@@ -244,6 +244,21 @@ def benchmark_metrics(benchmark: Benchmark, stages: Sequence[Stage]) -> Metrics:
     return metrics_table.build(rows)
 
 
+def require_place(folder: Path, problem: Problem, stages: Sequence[Stage]) -> None:
+    """ValueError where a run of these stages would take the place of figures of others.
+
+    A file holds one run, whose times have their ceiling in common, so that another run's are not put beside
+    them.
+    """
+    path = folder / f"{problem.name}.csv"
+    there = set(metrics_table.load_csv(path)["stage"].dropna()) - {""} if path.exists() else set()
+    if others := sorted(there - {stage.id for stage in stages}):
+        raise ValueError(
+            f"{path} holds figures of {', '.join(others)}, which this run would replace without measuring "
+            "them again: choose another folder, or run them too"
+        )
+
+
 def save_figures(
     rows: Sequence[Row],
     problem: Problem,

@@ -30,6 +30,18 @@ def test_run_prints_a_right_row_for_every_stage(tmp_path):
     assert set(saved["stage"]) == {stage.id for stage in STAGES[:5]}
 
 
+def test_saving_replaces_no_figures_of_other_stages(tmp_path):
+    for stages in ("0", "1"), ("1",), ("0", "1"):
+        result = palab("run", *stages, "--problem", "tiny", "--engine", "sim", "--save", tmp_path)
+        assert (result.exit_code == 0) == (len(stages) == 2), result.output
+        saved = metrics.load_csv(tmp_path / "tiny.csv")
+        assert set(saved["stage"]) == {stage.id for stage in STAGES[:2]}
+        if result.exit_code:
+            assert re.search(
+                r"tiny\.csv holds figures of 00_baseline, which .* replace", str(result.exception)
+            )
+
+
 def test_a_stage_by_number_or_prefix():
     result = palab("run", "02_vec", "--problem", "tiny", "--engine", "sim")
 

@@ -217,6 +217,8 @@ def test_an_older_gpu_is_refused(capability):
         (1, {"partition_tokens": 40}),
         (2, {"blocks": 0}),
         (2, {"block_heads": 3}),
+        (2, {"block_heads": 2.0}),
+        (3, {"block_heads": True}),
         (2, {"block_heads": 4}),
         (2, {"ring_slots": True}),
     ],

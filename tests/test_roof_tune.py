@@ -9,7 +9,7 @@ from labs_common import device_inputs, roof_bench, roof_tune
 from labs_common.cli import app
 from labs_common.plans import Device, ways_by_cost
 from labs_common.problem import Problem
-from labs_common.roof_tune import parse_contexts, table, tune
+from labs_common.roof_tune import parse_contexts, table, tune, tuned_plan
 from labs_common.timing import Timing
 
 PROBLEM = Problem(32, 8, 128, 16, (4096,) * 64, "float16")
@@ -66,6 +66,17 @@ def test_the_cheapest_and_one_of_each_kind_are_timed(timed):
     assert {(one.block_heads, one.runs) for one in tried} >= set(kinds[:4])
     assert len(timed.seen) < len(ways)
     assert len({(one.choice, one.evict_first) for one in found}) == len(found)
+
+
+def test_a_tuned_plan_is_that_of_the_fastest_way(timed, monkeypatch):
+    timed.seconds = lambda plan: 1e-4 if shape(plan) == (4, 4, 128) else 2e-4
+    asked = []
+    monkeypatch.setattr(roof_tune, "device_inputs", lambda *what: asked.append(what) or Inputs())
+
+    plan = tuned_plan(Engine(), PROBLEM)
+
+    assert shape(plan) == (4, 4, 128) and plan.defines["EVICT_FIRST"] == 1
+    assert asked == [(np, PROBLEM, 2)]
 
 
 def test_a_way_that_costs_more_wins_where_it_is_faster(timed):
