@@ -48,6 +48,7 @@ class Costs:
     dimension_fp8: float = 2.74e-3
 
     early: float = 0.104  # of the fullest multiprocessor's reading beyond the mean, when few others read
+    split: float = 0.49  # of the time to read what shares lines with a run's own
     # Bytes that a row costs more for every block beside this one, which reads elsewhere.
     elsewhere: float = 1.22
     again: float = 0.0295  # of the reading time, where two blocks read the same at about the same time
@@ -188,8 +189,8 @@ def _times_read(work: np.ndarray, costs: Costs) -> np.ndarray:
 
     Whole sequences' blocks begin together, equal runs read at any time.
     """
-    again = np.where(work["runs"] == 0, costs.again, costs.again_later)
-    return (1 + again * work["again"]) * work["bursts"] * (1 + costs.elsewhere * work["elsewhere"])
+    again = np.where(work["runs"] == 0, costs.again, costs.again_later) * work["again"]
+    return (1 + again) * (1 + costs.split * work["split"]) * (1 + costs.elsewhere * work["elsewhere"])
 
 
 def _segment(work: np.ndarray, costs: Costs) -> np.ndarray:

@@ -68,11 +68,10 @@ def instructions_key(problem: Problem, block_heads: int, ring_slots: int) -> Key
 
 
 def registers_key(problem: Problem, block_heads: int, ring_slots: int) -> Key:
-    """What registers depend on: as instructions, and in fp32 sets of a group and layout."""
-    first = instructions_key(problem, block_heads, ring_slots)
-    if problem.dtype == "float32":
-        return (*first, sets_and_heads(problem)[0], problem.layout)
-    return (*first, 0, "any")
+    """What registers depend on: heads of a set, sets of a block and of a group and layout, in every dtype."""
+    which, head_dim, _, _, page_size, slots = instructions_key(problem, block_heads, ring_slots)
+    sets, heads = sets_and_heads(problem)
+    return which, head_dim, heads, block_heads, page_size, slots, sets, problem.layout
 
 
 @functools.cache

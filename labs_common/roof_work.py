@@ -14,7 +14,7 @@ import numpy as np
 from labs_common.problem import Problem
 from labs_common.roof_code import KINDS, kind, machine_code, sets_and_heads
 
-BURST = 64  # bytes that memory hands out at a time
+LINE = 128  # bytes of a line of the L2 cache
 BLOCK_BYTES = 1536  # of shared memory beside rings and values: partials' maxima and sums, the driver's own
 BESIDE = 4  # blocks that a multiprocessor works on at a time, at most
 RING_SLOTS = (2, 3, 4)
@@ -44,7 +44,7 @@ WAY = np.dtype(
         ("turns", float),  # blocks that follow another one in its place, in the longest row of these
         ("segments", float),  # of a run
         # How memory is read:
-        ("bursts", float),  # bytes that come over those that are asked for
+        ("split", float),  # bytes of the lines that a run touches over its own: the others read theirs later
         ("elsewhere", float),  # rows in a byte whose neighbours other blocks read, times the blocks beside
         ("again", bool),  # whether two blocks read the same
         # What a cut costs:
@@ -137,6 +137,7 @@ def _ways(
                     "part": _first(1),
                     "usual": _first(1),
                     "beside": runs,
+                    "split": _split(problem, group_sets, block_heads),
                     "loaded": 1,
                     "segments": segments,
                     "partial_bytes": runs * block_heads * heads * problem.head_dim * 4 * 2,
@@ -157,14 +158,27 @@ def _products(problem: Problem, heads: int) -> int:
 
 def _reading(problem: Problem, group_sets: int, block_heads: int, beside: int) -> dict:
     """How a way reads memory; in NHD a token's rows lie side by side."""
-    row = problem.head_dim * problem.itemsize
-    piece = row * max(1, block_heads // group_sets)  # that a block reads of a token
-    nhd = problem.layout == "NHD"
+    piece = problem.head_dim * problem.itemsize * max(1, block_heads // group_sets)  # of a token
     return {
         "again": block_heads < group_sets,  # one of two sets of a group reads what the other one reads
-        "bursts": -(-piece // BURST) * BURST / piece if nhd else 1,
-        "elsewhere": (beside - 1) / piece if nhd else 0,
+        "elsewhere": (beside - 1) / piece if problem.layout == "NHD" else 0,
     }
+
+
+def _split(problem: Problem, group_sets: int, block_heads: int) -> float:
+    """Of the lines that a block's rows of a token lie in, the bytes of other heads' rows, over its own.
+
+    A line comes from memory whole. Blocks of whole sequences that share one ask for it together; equal runs
+    are elsewhere in the sequence when they ask for the other part, and the line is gone.
+    """
+    heads = max(1, block_heads // group_sets)
+    if problem.layout == "HND" or heads == problem.kv_heads:
+        return 0.0
+    row = problem.head_dim * problem.itemsize
+    token, piece = problem.kv_heads * row, heads * row
+    firsts = [start * token + part * piece for start in range(LINE // 16) for part in range(token // piece)]
+    lines = [(first % LINE + piece - 1) // LINE + 1 for first in firsts]
+    return LINE * sum(lines) / len(lines) / piece - 1
 
 
 def _whole(tiles: Sequence[int], multiprocessors: int, beside: int, token_warps: int) -> dict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from labs_common.timing import (
     time_gpu,
 )
 
+RECORDED = Path(__file__).resolve().parent.parent / "data" / "roof"
 STAGE = ROOF[-1]
 GRAPH_S = 1e-3
 ROUNDS = 15
@@ -45,7 +47,7 @@ def states(engine: Engine) -> dict[str, Callable[[], None] | None]:
         "read as usual": refill_l2(engine),
         "read to be evicted first": reading(engine, CEILING_SHAPES[0], words, sink),
         "written": lambda: words.fill(1),
-        "what the call before left": None,
+        "done nothing": None,
     }
 
 
@@ -94,6 +96,34 @@ def table(found: pd.DataFrame, figure: str = "% of read ceiling") -> pd.DataFram
     """A figure of every problem and contender, the states beside each other."""
     names = list(dict.fromkeys(found["before"]))
     return found.pivot_table(index=["dtype", "problem", "what"], columns="before", values=figure)[names]
+
+
+def recorded(gpu: str = "h200") -> pd.DataFrame:
+    """What was measured and kept of a kind of GPU; empty where nothing was."""
+    path = RECORDED / gpu / "l2_states.csv"
+    return pd.read_csv(path) if path.exists() else pd.DataFrame()
+
+
+def summary(found: pd.DataFrame) -> pd.DataFrame:
+    """A row for each state: a plain read, stage 09 against the first state, and what its hint brings there.
+
+    The hint's least, median and most are over problems: how much longer 09 takes without it, in per cent.
+    """
+    times = table(found, "median_us").unstack("what")
+    rows = {}
+    for state in dict.fromkeys(found["before"]):
+        with_hint, without = (times[state, name] for name in CONTENDERS)
+        gain = 100 * (without / with_hint - 1)
+        slower = 100 * (with_hint / times[found["before"].iloc[0], "09"] - 1)
+        ceiling = found.loc[found["before"] == state, "ceiling_GB/s"].mean()
+        rows[state] = {
+            "plain read, GB/s": f"{ceiling:,.0f}",
+            "09 slower by, %": f"{slower.mean():.1f}",
+            "hint, least %": f"{gain.min():+.1f}",
+            "median %": f"{gain.median():+.1f}",
+            "most %": f"{gain.max():+.1f}",
+        }
+    return pd.DataFrame(rows).T.rename_axis("before it, others had")
 
 
 def main(arguments: Iterable[str]) -> int:

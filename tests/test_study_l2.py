@@ -59,3 +59,27 @@ def test_the_table_has_a_column_for_each_state_in_order(found):
     assert list(shown.columns) == list(dict.fromkeys(found[0]["before"]))
     assert shown.loc[("float32", "S1", "09")].tolist() == pytest.approx([4, 8, 12, 16])
     assert isinstance(shown, pd.DataFrame) and len(shown) == 2
+
+
+def test_the_summary_by_hand(found):
+    """The hint halves the time in every state; 09 takes two, three and four times as long in the others."""
+    rows = study_l2.summary(found[0])
+
+    assert rows["09 slower by, %"].tolist() == ["0.0", "100.0", "200.0", "300.0"]
+    assert rows["median %"].tolist() == rows["hint, least %"].tolist()
+    assert rows["most %"].tolist() == ["+100.0"] * 4
+    assert rows["plain read, GB/s"].tolist() == ["40", "20", "13", "10"]
+
+
+def test_what_was_recorded_says_what_the_notebook_says():
+    """After reads as usual the hint helps in every problem; after writes all are slower, and it harms."""
+    found = study_l2.recorded()
+    rows = study_l2.summary(found).astype(float, errors="ignore")
+
+    assert found["right"].all() and len(found) == 4 * 2 * 15
+    times = study_l2.table(found, "median_us").unstack("what")
+    gain = {s: times[s, "09, not evicted first"] / times[s, "09"] - 1 for s in dict.fromkeys(found["before"])}
+    assert gain["read as usual"].min() > 0.002 and gain["written"].median() < -0.01
+    assert (times["written", "09"] / times["read as usual", "09"]).min() > 1.01
+    assert float(rows.loc["written", "09 slower by, %"]) > 2
+    assert study_l2.recorded("no such GPU").empty
