@@ -55,23 +55,24 @@ def sets_and_heads(problem: Problem) -> tuple[int, int]:
 
 
 def instructions_key(problem: Problem, block_heads: int, ring_slots: int) -> Key:
-    """What instructions depend on: kind, head_dim, heads of a set, sets of a block, page size, ring slots.
+    """What instructions depend on: kind, head_dim, heads of a set, sets of a block, page size, slots, layout.
 
-    On tensor cores a set has eight heads, used or not, and sets of a block make no difference: 0 and 0. In
-    fp32 tiles are of eight tokens and lie in one page of any size, otherwise pages of eight make two of a
-    tile: 8, or 16 for all others. A head_dim that was not counted counts as the next one that was.
+    On tensor cores a set has eight heads, used or not: 0. In fp32 tiles are of eight tokens and lie in one
+    page of any size, otherwise pages of eight make two of a tile: 8, or 16 for all others; and in fp32 layouts
+    were not counted apart: "any". A head_dim that was not counted counts as the next one that was.
     """
     head_dim = next(size for size in HEAD_DIMS if size >= problem.head_dim)
     if problem.dtype == "float32":
-        return "float32", head_dim, sets_and_heads(problem)[1], block_heads, 16, ring_slots
-    return kind(problem), head_dim, 0, 0, min(16, problem.page_size), ring_slots
+        return "float32", head_dim, sets_and_heads(problem)[1], block_heads, 16, ring_slots, "any"
+    page_size = min(16, problem.page_size)
+    return kind(problem), head_dim, 0, block_heads, page_size, ring_slots, problem.layout
 
 
 def registers_key(problem: Problem, block_heads: int, ring_slots: int) -> Key:
-    """What registers depend on: heads of a set, sets of a block and of a group and layout, in every dtype."""
-    which, head_dim, _, _, page_size, slots = instructions_key(problem, block_heads, ring_slots)
+    """What registers depend on: as instructions, and heads of a set, sets of a group and layout in any case."""
+    which, head_dim, _, _, page_size, slots, _ = instructions_key(problem, block_heads, ring_slots)
     sets, heads = sets_and_heads(problem)
-    return which, head_dim, heads, block_heads, page_size, slots, sets, problem.layout
+    return which, head_dim, heads, block_heads, page_size, slots, problem.layout, sets
 
 
 @functools.cache

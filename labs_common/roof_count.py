@@ -34,7 +34,7 @@ from labs_common.stages import ROOF
 STAGE = ROOF[-1]
 LENGTHS = (2048, 6144)
 KV_HEADS = 8
-KEY_COLUMNS = ["kind", "head_dim", "heads", "block_heads", "page_size", "ring_slots"]
+KEY_COLUMNS = ["kind", "head_dim", "heads", "block_heads", "page_size", "ring_slots", "layout"]
 
 
 class Kernel(NamedTuple):
@@ -81,7 +81,7 @@ def registers(progress: Callable[..., Iterable[int]] = tqdm) -> pd.DataFrame:
         counts = list(progress(pool.map(_registers, those, chunksize=8), total=len(those)))
     keys = [registers_key(one.problem, one.block_heads, one.ring_slots) for one in those]
     rows = [(*which, count) for which, count in zip(keys, counts, strict=True)]
-    return pd.DataFrame(rows, columns=[*KEY_COLUMNS, "sets", "layout", "registers"])
+    return pd.DataFrame(rows, columns=[*KEY_COLUMNS, "sets", "registers"])
 
 
 def _registers(one: Kernel) -> int:
