@@ -32,36 +32,36 @@ class Costs:
     """
 
     bytes_per_us: float = 34_400  # that one of 132 multiprocessors reads at 4.54 TB/s
-    bytes_in_flight: float = 11_200  # of a multiprocessor, from which latency hardly shows
-    latency: float = 0.439  # from a warp's request for a tile to the tile
+    bytes_in_flight: float = 11_400  # of a multiprocessor, from which latency hardly shows
+    latency: float = 0.437  # from a warp's request for a tile to the tile
     # Warp instructions that a multiprocessor issues in a microsecond.
-    issue_float32: float = 6_450
-    issue_half: float = 6_780
+    issue_float32: float = 6_410
+    issue_half: float = 6_760
     issue_fp8: float = 5_200
     # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
     # dimension or, in float32, for each product that a lane adds up.
-    tile_float32: float = 0.401
-    tile_half: float = 0.382
-    tile_fp8: float = 0.261
-    product_float32: float = 0.504e-3
-    dimension_half: float = 2.37e-3
+    tile_float32: float = 0.418
+    tile_half: float = 0.385
+    tile_fp8: float = 0.266
+    product_float32: float = 0.503e-3
+    dimension_half: float = 2.33e-3
     dimension_fp8: float = 2.45e-3
 
-    early: float = 0.0939  # of the fullest multiprocessor's reading beyond the mean, when few others read
-    split: float = 0.489  # of the time to read what shares lines with a run's own
+    early: float = 0.0919  # of the fullest multiprocessor's reading beyond the mean, when few others read
+    split: float = 0.477  # of the time to read what shares lines with a run's own
     # Bytes that a row costs more for every block beside this one, which reads elsewhere.
-    elsewhere: float = 1.36
-    again: float = 0.025  # of the reading time, where two blocks read the same at about the same time
-    again_later: float = 0.779  # and where they do so at any time
-    fixed: float = 0.0101  # of the issuing time, where work is dealt out before it shows who is slow
+    elsewhere: float = 1.23
+    again: float = 0.0266  # of the reading time, where two blocks read the same at about the same time
+    again_later: float = 0.792  # and where they do so at any time
+    fixed: float = 0.0038  # of the issuing time, where work is dealt out before it shows who is slow
 
-    call: float = 2.4  # a launch, its first tiles and its last results
-    ring: float = 0.243  # times that rings take the time of reading what fills them
-    segment: float = 0.678  # of a segment: its queries, its partials' merge and its output
-    segment_output: float = 1.47  # the same for every 1,024 numbers of output
-    block: float = 2.32  # of a block: its start and its end
-    cut: float = 3.97  # the merge's launch and its wait for all partials
-    partial: float = 2.19  # times that partials take the time of reading them
+    call: float = 2.41  # a launch, its first tiles and its last results
+    ring: float = 0.263  # times that rings take the time of reading what fills them
+    segment: float = 0.648  # of a segment: its queries, its partials' merge and its output
+    segment_output: float = 1.52  # the same for every 1,024 numbers of output
+    block: float = 2.28  # of a block: its start and its end
+    cut: float = 4  # the merge's launch and its wait for all partials
+    partial: float = 2.05  # times that partials take the time of reading them
     late_partial: float = 0.0116  # of a row's partial beyond those that are merged at once
 
 

@@ -15,6 +15,7 @@ from labs_common.problem import Problem
 from labs_common.roof_code import KINDS, kind, machine_code, sets_and_heads
 
 LINE = 128  # bytes of a line of the L2 cache
+BURST = 64  # bytes that memory hands out at a time
 BLOCK_BYTES = 1536  # of shared memory beside rings and values: partials' maxima and sums, the driver's own
 BESIDE = 4  # blocks that a multiprocessor works on at a time, at most
 RING_SLOTS = (2, 3, 4)
@@ -137,7 +138,7 @@ def _ways(
                     "part": _first(1),
                     "usual": _first(1),
                     "beside": runs,
-                    "split": _split(problem, group_sets, block_heads),
+                    "split": _split(problem, group_sets, block_heads, runs),
                     "loaded": 1,
                     "segments": segments,
                     "partial_bytes": runs * block_heads * heads * problem.head_dim * 4 * 2,
@@ -165,20 +166,26 @@ def _reading(problem: Problem, group_sets: int, block_heads: int, beside: int) -
     }
 
 
-def _split(problem: Problem, group_sets: int, block_heads: int) -> float:
+def _split(problem: Problem, group_sets: int, block_heads: int, runs: int) -> float:
     """Of the lines that a block's rows of a token lie in, the bytes of other heads' rows, over its own.
 
-    A line comes from memory whole. Blocks of whole sequences that share one ask for it together; equal runs
-    are elsewhere in the sequence when they ask for the other part, and the line is gone.
+    Blocks of whole sequences that share a line ask for it together; equal runs are elsewhere in the sequence
+    when they ask for the other part, and the line is gone. So is, more often than not, a burst that rows of
+    two heads share, though warps of the same block ask for it.
     """
-    heads = max(1, block_heads // group_sets)
-    if problem.layout == "HND" or heads == problem.kv_heads:
+    if problem.layout == "HND" or problem.kv_heads == 1:
         return 0.0
     row = problem.head_dim * problem.itemsize
-    token, piece = problem.kv_heads * row, heads * row
-    firsts = [start * token + part * piece for start in range(LINE // 16) for part in range(token // piece)]
-    lines = [(first % LINE + piece - 1) // LINE + 1 for first in firsts]
-    return LINE * sum(lines) / len(lines) / piece - 1
+    piece = row * max(1, block_heads // group_sets)
+    of_blocks = _over(LINE, piece, problem.kv_heads * row) if piece < problem.kv_heads * row else 0.0
+    return max(of_blocks, _over(BURST, row, problem.kv_heads * row) if runs > 1 else 0.0)
+
+
+def _over(unit: int, piece: int, token: int) -> float:
+    """What whole units of memory that a piece of a token lies in have over the piece, on average."""
+    firsts = [start * token + first for start in range(unit // 16) for first in range(0, token, piece)]
+    units = [(first % unit + piece - 1) // unit + 1 for first in firsts]
+    return unit * sum(units) / len(units) / piece - 1
 
 
 def _whole(tiles: Sequence[int], multiprocessors: int, beside: int, token_warps: int) -> dict:
