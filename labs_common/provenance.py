@@ -77,10 +77,12 @@ def gpu_provenance(command: str) -> dict[str, object]:
     """GPU, driver, toolkit and date of a measurement made now, on this machine."""
     import cupy
 
-    name, driver, version = nvidia_smi("name", "driver_version", "compute_cap") or (None, None, None)
+    fields = nvidia_smi("name", "driver_version", "compute_cap", "uuid") or [None] * 4
+    name, driver, version, card = fields
     major, minor = cupy.cuda.nvrtc.getVersion()
     return {
         "gpu": name,
+        "card": card,
         "driver": driver,
         "compute_capability": version,
         "nvrtc": f"{major}.{minor}",

@@ -1,10 +1,10 @@
 """What the machine code of stage 09 takes: instructions, counted by Nsight Compute, and registers, by ptxas.
 
 Neither follows from the source: ptxas weighs one against the other anew for every kernel. In fp8 with
-head_dim 128 a ring of three slots costs 22 warp instructions a token where one of two costs 16; in fp32 with
-head_dim 96 and 6 heads a group, a thread has 128 registers in blocks of one set and 172 in those of two, of
-which only one fits. ``roof_count`` makes both tables, for sm_90: to change the kernel is to count again, even
-if it is a line outside its loop.
+head_dim 128 and three slots, a token costs 22 warp instructions in blocks of one set of heads and 18 in those
+of two; in fp16 with head_dim 128 and pages of eight, a thread has 128 registers in blocks of one set and 150
+in those of two, of which only one fits. ``roof_count`` makes both tables, for sm_90: to change the kernel is
+to count again, even if it is a line outside its loop.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def instructions_key(problem: Problem, block_heads: int, ring_slots: int) -> Key
     """What instructions depend on: kind, head_dim, heads of a set, sets of a block, page size, slots, layout.
 
     On tensor cores a set has eight heads, used or not: 0. In fp32 tiles are of eight tokens and lie in one
-    page of any size, otherwise pages of eight make two of a tile: 8, or 16 for all others; and in fp32 layouts
+    page of any size, otherwise pages of eight make two of a tile: 8, or 16 for all others; in fp32 layouts
     were not counted apart: "any". A head_dim that was not counted counts as the next one that was.
     """
     head_dim = next(size for size in HEAD_DIMS if size >= problem.head_dim)
@@ -69,7 +69,7 @@ def instructions_key(problem: Problem, block_heads: int, ring_slots: int) -> Key
 
 
 def registers_key(problem: Problem, block_heads: int, ring_slots: int) -> Key:
-    """What registers depend on: as instructions, and heads of a set, sets of a group and layout in any case."""
+    """What registers depend on: as instructions, and always heads of a set, sets of a group and layout."""
     which, head_dim, _, _, page_size, slots, _ = instructions_key(problem, block_heads, ring_slots)
     sets, heads = sets_and_heads(problem)
     return which, head_dim, heads, block_heads, page_size, slots, problem.layout, sets

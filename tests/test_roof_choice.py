@@ -102,13 +102,20 @@ def test_equal_runs_by_hand():
 
 
 def test_how_memory_is_read_by_hand():
-    """Of NHD rows of 96 bytes two heads read 192 of a token's 384, in bursts of 64."""
-    problem = Problem(8, 4, 96, 16, (4096,) * 200, FP8)
-    apart, whole = way(problem, 2, 2, 2)[0], way(problem, 2, 2, 0)[0]
-    alone = way(problem, 1, 2, 1)[0]
+    """Of NHD rows of 96 bytes two heads read 192 of a token's 384, which are three lines of 128 bytes.
 
-    assert apart["bursts"] == whole["bursts"] == 1 and alone["bursts"] == pytest.approx(128 / 96)
-    assert apart["elsewhere"] == pytest.approx(1 / 192) and alone["elsewhere"] == 0
+    Either two touch two lines; one touches one or two. A row touches two bursts of 64 bytes.
+    """
+    problem = Problem(8, 4, 96, 16, (4096,) * 200, FP8)
+    apart, alone, all_heads = (way(problem, heads, 2, 2)[0] for heads in (2, 1, 4))
+
+    assert apart["elsewhere"] == pytest.approx(1 / 192) and alone["elsewhere"] == pytest.approx(1 / 96)
+    assert apart["split"] == pytest.approx(256 / 192 - 1) and alone["split"] == pytest.approx(192 / 96 - 1)
+    assert all_heads["split"] == pytest.approx(128 / 96 - 1)
+    assert way(problem, 4, 2, 1)[0]["split"] == 0  # alone, a block's warps keep together
+    assert way(problem, 2, 2, 1)[0]["split"] == apart["split"] and way(problem, 2, 2, 0)[0]["split"] == 0
+    for other in (problem.replace(layout="HND"), problem.replace(query_heads=2, kv_heads=1)):
+        assert not ways(*arguments(other))["split"].any()
     assert not ways(*arguments(problem.replace(layout="HND")))["elsewhere"].any()
 
 
@@ -252,7 +259,7 @@ def test_blocks_that_registers_hold_by_hand():
 
 
 def test_the_registers_in_the_table_are_those_of_ptxas():
-    """Of some kernels, among them the pair that differs in nothing but the sets of a block."""
+    """Of some kernels, among them pairs that differ in nothing but the sets of a block."""
     if not compiler_version().startswith("13.0"):
         pytest.skip(f"NVRTC {compiler_version()}: the table is of 13.0")
     known = table(REGISTERS)
@@ -261,7 +268,8 @@ def test_the_registers_in_the_table_are_those_of_ptxas():
         one
         for one in every
         if registers_key(one.problem, one.block_heads, one.ring_slots)
-        in {("float32", 96, 6, block_heads, 16, 2, 1, "HND") for block_heads in (1, 2)}
+        in {("float32", 96, 6, block_heads, 16, 2, "HND", 1) for block_heads in (1, 2)}
+        | {("half", 128, 7, block_heads, 8, 2, "NHD", 2) for block_heads in (1, 2)}
     ]
     found = []
     for one in [*pair, *every[:: len(every) // 10]]:
@@ -269,7 +277,7 @@ def test_the_registers_in_the_table_are_those_of_ptxas():
         found.append(counted)
         assert counted == known[registers_key(one.problem, one.block_heads, one.ring_slots)]
 
-    assert len(pair) == 2 and found[:2] == [128, 172]
+    assert len(pair) == 4 and found[:4] == [128, 172, 128, 150]
 
 
 def test_the_tables_have_a_line_for_every_kernel():
@@ -288,7 +296,7 @@ def test_counting_divides_what_the_longer_sequence_takes_more(monkeypatch):
     found = roof_count.instructions([1000.0, 1000 + 4096 * 8 * 50, 7.0, 7 + 4096 * 16 * 20])
 
     assert found["instructions"].tolist() == [50, 20]
-    assert found.iloc[1, :-1].tolist() == ["float32", 64, 7, 1, 16, 2]
+    assert found.iloc[1, :-1].tolist() == ["float32", 64, 7, 1, 16, 2, "any"]
     assert [p.context_lengths for p in roof_count.lengths(those[0])] == [(2048,), (6144,)]
 
 

@@ -15,9 +15,7 @@ from labs_common.roof_choice import H200, choices
 from labs_common.roof_fit import FITTED, ROUGH, cross_validated, fit, timings
 from labs_common.roof_regret import RECORDED, Timed, regret, timed_problems
 
-RANDOM = 9 * 30  # shapes that the costs were fitted to
-UNSEEN = 30  # of each draw that they were not
-DRAWS = (31, 32, 33)
+RANDOM = 15 * 30  # shapes that the costs were fitted to
 
 
 @pytest.fixture(scope="module")
@@ -35,36 +33,34 @@ def test_the_choice_is_near_the_best_way_that_was_timed(table):
     assert (table["ratio"] >= 1).all() and table["first"].all()
     assert table["ratio"].median() < 1.01
     assert table["ratio"].quantile(0.9) < 1.045
-    assert (table["ratio"] > 1.10).sum() <= 5 and table["ratio"].max() < 1.18
+    assert (table["ratio"] > 1.10).sum() <= 2 and table["ratio"].max() < 1.13
 
 
-@pytest.mark.parametrize(("draw", "worst"), [(31, 1.10), (32, 1.075), (33, 1.28)])
-def test_it_is_near_on_shapes_that_the_fit_has_not_seen(draw, worst):
-    """As the costs planned it: two of three draws keep to three per cent in the median and ten at worst."""
+# Each was drawn and timed when the costs of that time had not seen it: median and worst of their plan, and of
+# what was tuned, as the file says. What was found in the worst cases is in the costs of today.
+@pytest.mark.parametrize(
+    ("draw", "median", "worst", "tuned_worst"),
+    [
+        (31, 1.006, 1.097, 1.023),
+        (32, 1.006, 1.072, 1.043),
+        (33, 1.006, 1.263, 1.015),
+        (34, 1.001, 1.148, 1.005),
+        (35, 1.002, 1.459, 1.022),
+        (36, 1.009, 1.235, 1.024),
+    ],
+)
+def test_what_was_planned_and_tuned_before_a_draw_was_seen(draw, median, worst, tuned_worst):
     own, best = own_and_best(draw, "09")
-    ratio = own / best
+    tuned, _ = own_and_best(draw, "09, tuned")
 
-    assert len(ratio) == UNSEEN
-    assert ratio.median() < 1.01 and ratio.quantile(0.9) < 1.05 and ratio.max() < worst
-    planned = regret(
-        [one for one in timed_problems(unseen=True) if one.problem.name.startswith(f"random {draw}.")]
-    )
-    # today's choice is that plan, timed once more
-    again = planned.set_index("problem")["chosen_us"] / own
-    assert len(again) == UNSEEN and again.between(0.97, 1.03).mean() > 0.9
-
-
-@pytest.mark.parametrize(("draw", "worst"), [(31, 1.025), (32, 1.045), (33, 1.015)])
-def test_what_was_tuned_is_near_in_every_draw(draw, worst):
-    own, best = own_and_best(draw, "09, tuned")
-    ratio = own / best
-
-    assert len(ratio) == UNSEEN and ratio.median() < 1.005 and ratio.max() < worst
+    assert len(own) == len(tuned) == 30
+    assert (own / best).median() < median and (own / best).max() == pytest.approx(worst, abs=0.002)
+    assert (tuned / best).median() < 1.005 and (tuned / best).max() < tuned_worst
 
 
 def own_and_best(draw, what):
     """Microseconds of a contender, and of the fastest way, by problem."""
-    rows = pd.read_csv(RECORDED / "h200" / f"unseen-random-30-{draw}.csv.xz").set_index(["problem", "what"])
+    rows = pd.read_csv(RECORDED / "h200" / f"random-30-{draw}.csv.xz").set_index(["problem", "what"])
     assert rows["right"].all()
     ways = rows["median_us"][rows.index.get_level_values("what").str.contains("heads a block")]
     own = rows["median_us"].xs(what, level="what")
@@ -81,7 +77,7 @@ def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(timed, table):
     random = unseen[unseen["problem"].str.startswith("random")]
     assert len(random) == RANDOM
     assert random["ratio"].median() < 1.01 and random["ratio"].quantile(0.9) < 1.05
-    assert (random["ratio"] > 1.10).sum() <= 6 and random["ratio"].max() < 1.18
+    assert (random["ratio"] > 1.10).sum() <= 3 and random["ratio"].max() < 1.17
 
 
 def test_the_costs_are_what_a_fit_finds(timed):
@@ -91,13 +87,16 @@ def test_the_costs_are_what_a_fit_finds(timed):
         assert getattr(found, name) == pytest.approx(getattr(H200, name), rel=0.03), name
 
 
-def test_what_is_kept_from_the_fit_is_not_in_it(timed):
-    def shape(one):
-        return one.problem.replace(name="")
+def test_what_is_kept_from_the_fit_is_not_in_it(tmp_path, monkeypatch):
+    (tmp_path / "h200").mkdir()
+    for seed, kept in ((7, "unseen-"), (8, "")):
+        row = {"problem": f"random {seed}.0", "dtype": "float16", "what": "09, 1 heads a block, 2 slots"}
+        table = pd.DataFrame([{**row, "median_us": 9.0}])
+        table.to_csv(tmp_path / "h200" / f"{kept}random-1-{seed}.csv.xz", index=False)
+    monkeypatch.setattr(roof_regret, "RECORDED", tmp_path)
 
-    unseen = [shape(one) for one in timed_problems(unseen=True)]
-
-    assert len(unseen) == len(DRAWS) * UNSEEN and not set(unseen) & {shape(one) for one in timed}
+    for unseen, name in ((True, "random 7.0"), (False, "random 8.0")):
+        assert [one.problem.name for one in timed_problems(unseen=unseen)] == [name]
 
 
 def test_of_shapes_on_which_peers_were_measured_it_is_near(table):
@@ -108,7 +107,7 @@ def test_of_shapes_on_which_peers_were_measured_it_is_near(table):
 
 
 def test_equal_runs_that_count_segments_are_no_slower_than_by_tiles_alone():
-    """Over 270 random shapes: as fast where no segment is short, three quarters faster at best."""
+    """Over 450 random shapes: as fast where no segment is short, three quarters faster at best."""
     ratios = []
     for path in sorted((RECORDED / "h200").glob("random-30-*.csv.xz")):
         rows = pd.read_csv(path).set_index(["problem", "what"])["median_us"]
@@ -117,7 +116,7 @@ def test_equal_runs_that_count_segments_are_no_slower_than_by_tiles_alone():
     ratio = pd.concat(ratios)
 
     assert len(ratio) == RANDOM
-    assert ratio.quantile(0.01) > 0.97 and ratio.median() == pytest.approx(1.018, abs=0.001)
+    assert ratio.quantile(0.01) > 0.97 and ratio.median() == pytest.approx(1.017, abs=0.001)
     assert ratio.max() == pytest.approx(1.746, abs=0.001)
 
 
@@ -213,3 +212,18 @@ def test_the_same_arrays_elsewhere_are_worth_more_than_a_per_cent():
 
     assert rows["right"].all() and len(same) == 6
     assert same.min() == pytest.approx(96.2, abs=0.1) and same.max() == pytest.approx(97.7, abs=0.1)
+
+
+def test_bursts_that_two_heads_share_are_read_twice_where_the_hint_lets_them_go():
+    """Rows of 96 bytes with two blocks on a multiprocessor and rings of two slots, beside all other rows."""
+    rows = pd.read_csv(RECORDED / "h200" / "shared_bursts.csv")
+    key = ["problem", "dtype", "block_heads", "slots", "runs"]
+    us = rows.set_index([*key, "evict_first"])["median_us"].unstack()
+    costs = (us[1] / us[0] - 1).rename("costs").reset_index()
+    shared = costs["problem"].isin({"random 36.9", "random 34.29", "random 25.3"})
+    apart = (costs["runs"] == 2) & (costs["slots"] == 2) & (costs["block_heads"] > 1)
+
+    assert shared.sum() > 50 and (~shared).sum() > 50
+    assert costs["costs"][shared & apart].between(0.03, 0.10).all()
+    assert costs["costs"][~shared & (costs["runs"] > 0)].median() < -0.01
+    assert costs["costs"][~shared & apart].max() < 0
