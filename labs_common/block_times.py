@@ -95,10 +95,15 @@ def block_times(
         arrays, scale: its inputs, as ``Engine.bind`` takes them.
 
     Returns:
-        Block, multiprocessor, and begin and end in microseconds from the first block's begin; of several
-        runs, each after a read that fills L2, the one of median duration.
+        ``block``, ``multiprocessor``, and ``begin_us`` and ``end_us`` in microseconds from the first block's
+        begin; of `REPEATS` runs, each after a read that fills L2, the one of median duration.
+
+    Raises:
+        ValueError: the grid has a third dimension.
     """
     launch = plan.launches[0]
+    if launch.grid[2] != 1:
+        raise ValueError(f"plan: a grid of {launch.grid} must have one or two dimensions")
     blocks = launch.grid[0] * launch.grid[1]
     source = clocked(stage.source(), launch.entry)
     plan = dataclasses.replace(plan, defines={**plan.defines, "BLOCKS": blocks})
@@ -130,7 +135,9 @@ def recorded(gpu: str = "h200") -> pd.DataFrame:
 
 def main(arguments: list[str]) -> int:
     """Write the blocks of stage 09, with its own plan, on some of the shapes that peers are measured on."""
-    (file,) = arguments
+    if len(arguments) != 1:
+        raise SystemExit("usage: python -m labs_common.block_times FILE")
+    file = arguments[0]
     engine, stage = UncheckedGpu(), ROOF[-1]
     tables = []
     for name, dtype in CASES:
@@ -142,7 +149,10 @@ def main(arguments: list[str]) -> int:
         table.insert(1, "dtype", dtype)
         tables.append(table.round(3))
         last = table.groupby("multiprocessor")["end_us"].max()
-        print(f"{name} {dtype}: {len(table)} blocks, multiprocessors end after", *last.quantile((0, 0.5, 1)))
+        ends = ", ".join(f"{end:.1f}" for end in last.quantile((0, 0.5, 1)))
+        print(
+            f"{name} {dtype}: {len(table)} blocks; first, middle and last multiprocessor end after {ends} µs"
+        )
         del inputs
         engine.xp.get_default_memory_pool().free_all_blocks()
     pd.concat(tables).to_csv(file, index=False)

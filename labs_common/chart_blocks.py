@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from labs_common.block_times import REPEATS
 from labs_common.chart_style import COLOURS, GREY, MARKERS, Chart, new_chart, number, styled
 from labs_common.gpus import display_name
 
@@ -47,7 +48,9 @@ def ends_of_multiprocessors(blocks: pd.DataFrame, gpu: str) -> Chart:
     axes.set_xlabel("multiprocessors, in the order in which they end")
     axes.set_ylabel("end, % of the last one's")
     axes.legend(loc="lower right")
-    source = f"a clock around the kernel of stage 09, the median run of five, recorded on {display_name(gpu)}"
+    source = (
+        f"recorded on {display_name(gpu)}: a clock around stage 09's kernel, the median of {REPEATS} runs"
+    )
     chart.supxlabel(source, fontsize=7.5, color=GREY, x=0.01, ha="left")
     chart.description = f"{title}; {source}. {'. '.join(spoken)}."
     return chart

@@ -158,7 +158,10 @@ def compiler_version() -> str:
 
 @functools.cache  # what is installed is looked up in hundreds of files
 def include_folders() -> tuple[Path, ...]:
-    """Folders of the CUDA headers: of the wheels, and a toolkit's CUB where its wheel is missing."""
+    """Folders of the CUDA headers: of the wheels, and a toolkit's CUB where its wheel is missing.
+
+    ``CUDA_PATH`` says where a toolkit is; it is read once in a process.
+    """
     folders = set()
     wheels = ("nvidia-cuda-runtime", "nvidia-cuda-cccl")
     for package in (*wheels, *(f"{wheel}-cu12" for wheel in wheels)):

@@ -326,7 +326,7 @@ def combined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Cards of one kind differ by a point or two in some cells. A contender that some run lacks is left out,
     with the reason that the run gives; one that was ever wrong stays wrong. Its error is the largest. Options
-    are each run's own, and left out.
+    and the card are each run's own, and left out.
 
     Raises:
         ValueError: there is no run, or they are of different GPUs or contenders' versions.
@@ -355,8 +355,9 @@ def combined(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             row[figure] = worst(values) if None not in values else None
         rows.append(row)
     missing |= {tuple(one[k] for k in CELL): one for run in runs for one in run["missing"]}
+    provenance = {name: value for name, value in runs[0]["provenance"].items() if name != "card"}
     return {
-        "provenance": {**runs[0]["provenance"], "runs": len(runs)},
+        "provenance": {**provenance, "runs": len(runs)},
         "method": f"{runs[0]['method']} Each figure is the median of {len(runs)} such runs.",
         "rows": rows,
         "missing": list(missing.values()),

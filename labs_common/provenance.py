@@ -77,12 +77,10 @@ def gpu_provenance(command: str) -> dict[str, object]:
     """GPU, driver, toolkit and date of a measurement made now, on this machine."""
     import cupy
 
-    fields = nvidia_smi("name", "driver_version", "compute_cap", "uuid") or [None] * 4
-    name, driver, version, card = fields
+    name, driver, version = nvidia_smi("name", "driver_version", "compute_cap") or (None, None, None)
     major, minor = cupy.cuda.nvrtc.getVersion()
     return {
         "gpu": name,
-        "card": card,
         "driver": driver,
         "compute_capability": version,
         "nvrtc": f"{major}.{minor}",

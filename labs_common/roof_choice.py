@@ -35,34 +35,33 @@ class Costs:
     bytes_in_flight: float = 11_400  # of a multiprocessor, from which latency hardly shows
     latency: float = 0.437  # from a warp's request for a tile to the tile
     # Warp instructions that a multiprocessor issues in a microsecond.
-    issue_float32: float = 6_410
-    issue_half: float = 6_760
-    issue_fp8: float = 5_200
+    issue_float32: float = 6_400
+    issue_half: float = 6_740
+    issue_fp8: float = 5_190
     # Of a warp with one tile of keys and its values, whatever else there is to do: for any tile, and for each
     # dimension or, in float32, for each product that a lane adds up.
     tile_float32: float = 0.418
     tile_half: float = 0.385
     tile_fp8: float = 0.266
     product_float32: float = 0.503e-3
-    dimension_half: float = 2.33e-3
+    dimension_half: float = 2.34e-3
     dimension_fp8: float = 2.45e-3
 
-    early: float = 0.0919  # of the fullest multiprocessor's reading beyond the mean, when few others read
-    split: float = 0.477  # of the time to read what shares lines with a run's own
+    early: float = 0.0917  # of the fullest multiprocessor's reading beyond the mean, when few others read
+    split: float = 0.478  # of the time to read what shares lines with a run's own
     # Bytes that a row costs more for every block beside this one, which reads elsewhere.
     elsewhere: float = 1.23
-    again: float = 0.0266  # of the reading time, where two blocks read the same at about the same time
+    again: float = 0.0262  # of the reading time, where two blocks read the same at about the same time
     again_later: float = 0.792  # and where they do so at any time
-    fixed: float = 0.0038  # of the issuing time, where work is dealt out before it shows who is slow
 
     call: float = 2.41  # a launch, its first tiles and its last results
-    ring: float = 0.263  # times that rings take the time of reading what fills them
-    segment: float = 0.648  # of a segment: its queries, its partials' merge and its output
+    ring: float = 0.262  # times that rings take the time of reading what fills them
+    segment: float = 0.649  # of a segment: its queries, its partials' merge and its output
     segment_output: float = 1.52  # the same for every 1,024 numbers of output
     block: float = 2.28  # of a block: its start and its end
     cut: float = 4  # the merge's launch and its wait for all partials
-    partial: float = 2.05  # times that partials take the time of reading them
-    late_partial: float = 0.0116  # of a row's partial beyond those that are merged at once
+    partial: float = 2.07  # times that partials take the time of reading them
+    late_partial: float = 0.0115  # of a row's partial beyond those that are merged at once
 
 
 H200 = Costs()
@@ -160,7 +159,7 @@ def busy(work: np.ndarray, costs: Costs = H200) -> np.ndarray:
     ends = (ends / all_rounds)[:, None] * work["rounds"]
     alone = ends / np.maximum(1, left)  # what of it no other block hides
     issue = np.array([costs.issue_float32, costs.issue_half, costs.issue_fp8])[work["kind"]]
-    issued = np.where(whole, work["loaded"][:, None] * work["part"], 1 + costs.fixed)
+    issued = np.where(whole, work["loaded"][:, None] * work["part"], 1)
     issuing = (work["instructions"] / issue)[:, None] * issued
     waiting = work["rounds"] * _round(work, costs)[:, None] + ends - alone
     working = alone + _longest(WORKING, issuing, waiting)

@@ -1,10 +1,10 @@
 """What the machine code of stage 09 takes: instructions, counted by Nsight Compute, and registers, by ptxas.
 
 Neither follows from the source: ptxas weighs one against the other anew for every kernel. In fp8 with
-head_dim 128 and three slots, a token costs 22 warp instructions in blocks of one set of heads and 18 in those
-of two; in fp16 with head_dim 128 and pages of eight, a thread has 128 registers in blocks of one set and 150
-in those of two, of which only one fits. ``roof_count`` makes both tables, for sm_90: to change the kernel is
-to count again, even if it is a line outside its loop.
+head_dim 128, pages of 16 and three slots, a token costs 22 warp instructions in blocks of one set of heads
+and 18 in those of two; in fp16 with head_dim 128, pages of 8 in NHD and two slots, a thread has 128 registers
+in blocks of one set and 150 in those of two, of which only one fits. ``roof_count`` makes both tables, for
+sm_90: to change the kernel is to count again, even if it is a line outside its loop.
 """
 
 from __future__ import annotations

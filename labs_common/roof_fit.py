@@ -35,7 +35,7 @@ ROUGH = Costs(
     **dict.fromkeys(("issue_float32", "issue_half", "issue_fp8"), 5e3),
     **dict.fromkeys(("tile_float32", "tile_half", "tile_fp8", "ring"), 0.5),
     **dict.fromkeys(("product_float32", "dimension_half", "dimension_fp8"), 1e-3),
-    **dict.fromkeys(("early", "again", "fixed", "split"), 0.1),
+    **dict.fromkeys(("early", "again", "split"), 0.1),
     **dict.fromkeys(("again_later", "segment", "segment_output", "block"), 1.0),
     **dict.fromkeys(("call", "cut", "partial"), 2.0),
 )

@@ -45,7 +45,7 @@ WAY = np.dtype(
         ("turns", float),  # blocks that follow another one in its place, in the longest row of these
         ("segments", float),  # of a run
         # How memory is read:
-        ("split", float),  # bytes of the lines that a run touches over its own: the others read theirs later
+        ("split", float),  # what a run touches of lines and bursts that others read too, over its own bytes
         ("elsewhere", float),  # rows in a byte whose neighbours other blocks read, times the blocks beside
         ("again", bool),  # whether two blocks read the same
         # What a cut costs:
@@ -167,26 +167,32 @@ def _reading(problem: Problem, group_sets: int, block_heads: int, beside: int) -
 
 
 def _split(problem: Problem, group_sets: int, block_heads: int, runs: int) -> float:
-    """Of the lines that a block's rows of a token lie in, the bytes of other heads' rows, over its own.
+    """Bytes of other heads' rows in the lines that a run's rows lie in, or in its bursts, over its own bytes.
 
     Blocks of whole sequences that share a line ask for it together; equal runs are elsewhere in the sequence
-    when they ask for the other part, and the line is gone. So is, more often than not, a burst that rows of
-    two heads share, though warps of one block ask for it, unless the block is alone on its multiprocessor and
-    its warps keep together.
+    when they ask for the other part, and the line is gone. Bursts that rows of two heads share, which warps
+    of one block ask for, count where a multiprocessor has several runs: with a single one the timings say
+    less of it. The larger of the two counts.
     """
     if problem.layout == "HND" or problem.kv_heads == 1:
         return 0.0
     row = problem.head_dim * problem.itemsize
     piece = row * max(1, block_heads // group_sets)
-    of_blocks = _over(LINE, piece, problem.kv_heads * row) if piece < problem.kv_heads * row else 0.0
-    return max(of_blocks, _over(BURST, row, problem.kv_heads * row) if runs > 1 else 0.0)
+    token = problem.kv_heads * row
+    lines = _over(LINE, piece, token) if piece < token else 0.0
+    bursts = _over(BURST, row, token) if runs > 1 else 0.0
+    return max(lines, bursts)
 
 
-def _over(unit: int, piece: int, token: int) -> float:
-    """What whole units of memory that a piece of a token lies in have over the piece, on average."""
-    firsts = [start * token + first for start in range(unit // 16) for first in range(0, token, piece)]
-    units = [(first % unit + piece - 1) // unit + 1 for first in firsts]
-    return unit * sum(units) / len(units) / piece - 1
+def _over(unit_bytes: int, piece_bytes: int, token_bytes: int) -> float:
+    """What the whole units of memory that a token's pieces lie in have over the pieces, on average.
+
+    Pieces begin at multiples of 16 bytes: after so many tokens they lie in units as the first one's do.
+    """
+    tokens = range(unit_bytes // 16)
+    firsts = [n * token_bytes + first for n in tokens for first in range(0, token_bytes, piece_bytes)]
+    units = [(first % unit_bytes + piece_bytes - 1) // unit_bytes + 1 for first in firsts]
+    return unit_bytes * sum(units) / len(units) / piece_bytes - 1
 
 
 def _whole(tiles: Sequence[int], multiprocessors: int, beside: int, token_warps: int) -> dict:

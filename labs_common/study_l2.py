@@ -1,7 +1,8 @@
 """What the L2 cache holds when attention begins: ``python -m labs_common.study_l2 FILE [SHAPE…]``.
 
 Stage 09's own plan, with and without its hint to L2, and plain reading, each after four things that others
-may have done before. Every state of a problem is one interleaved run with its own read ceiling.
+may have done before. Every state of a problem is one interleaved run with its own read ceiling. What was done
+comes before each replay of a graph, whose calls take a millisecond in all or more: a figure is their mean.
 """
 
 from __future__ import annotations
@@ -107,8 +108,15 @@ def recorded(gpu: str = "h200") -> pd.DataFrame:
 def summary(found: pd.DataFrame) -> pd.DataFrame:
     """A row for each state: a plain read, stage 09 against the first state, and what its hint brings there.
 
-    The hint's least, median and most are over problems: how much longer 09 takes without it, in per cent.
+    Returns:
+        The mean of the plain reads' GB/s; in per cent, over problems, how much slower 09 is than in the first
+        state (mean and most), and how much longer it takes without the hint (least, median and most).
+
+    Raises:
+        ValueError: nothing was measured.
     """
+    if found.empty:
+        raise ValueError("found: no state was measured")
     times = table(found, "median_us").unstack("what")
     rows = {}
     for state in dict.fromkeys(found["before"]):
@@ -117,18 +125,21 @@ def summary(found: pd.DataFrame) -> pd.DataFrame:
         slower = 100 * (with_hint / times[found["before"].iloc[0], "09"] - 1)
         ceiling = found.loc[found["before"] == state, "ceiling_GB/s"].mean()
         rows[state] = {
-            "plain read, GB/s": f"{ceiling:,.0f}",
-            "09 slower by, %": f"{slower.mean():.1f}",
-            "hint, least %": f"{gain.min():+.1f}",
-            "median %": f"{gain.median():+.1f}",
-            "most %": f"{gain.max():+.1f}",
+            "plain read, GB/s": ceiling,
+            "slower, mean %": slower.mean(),
+            "slower, most %": slower.max(),
+            "hint gains, least %": gain.min(),
+            "hint gains, median %": gain.median(),
+            "hint gains, most %": gain.max(),
         }
-    return pd.DataFrame(rows).T.rename_axis("before it, others had")
+    return pd.DataFrame(rows).T.round(1).rename_axis("what others did before")
 
 
 def main(arguments: Iterable[str]) -> int:
     """Write a table of the shapes in every dtype; 1 where an output is wrong."""
-    file, *names = arguments
+    file, *names = [*arguments] or [""]
+    if not file or set(names) - set(SHAPES):
+        raise SystemExit(f"usage: python -m labs_common.study_l2 FILE [{' '.join(SHAPES)}]")
     engine = UncheckedGpu()
     tables = []
     for name in names or SHAPES:

@@ -47,7 +47,7 @@ def test_blocks_end_after_they_begin_and_have_a_multiprocessor():
 
     found = clock.block_times(engine, stage, problem, plan, inputs.sets[0], inputs.scale)
 
-    assert len(found) == plan.launches[0].grid[0] and found["begin_us"].min() == 0
+    assert len(found) == plan.launches[0].grid[0] * plan.launches[0].grid[1] and found["begin_us"].min() == 0
     assert (found["end_us"] > found["begin_us"]).all()
     assert found["multiprocessor"].between(0, engine.device.multiprocessors - 1).all()
 

@@ -37,25 +37,27 @@ def test_the_choice_is_near_the_best_way_that_was_timed(table):
 
 
 # Each was drawn and timed when the costs of that time had not seen it: median and worst of their plan, and of
-# what was tuned, as the file says. What was found in the worst cases is in the costs of today.
+# what was tuned, as the file says.
 @pytest.mark.parametrize(
-    ("draw", "median", "worst", "tuned_worst"),
+    ("draw", "median", "worst", "tuned_median", "tuned_worst"),
     [
-        (31, 1.006, 1.097, 1.023),
-        (32, 1.006, 1.072, 1.043),
-        (33, 1.006, 1.263, 1.015),
-        (34, 1.001, 1.148, 1.005),
-        (35, 1.002, 1.459, 1.022),
-        (36, 1.009, 1.235, 1.024),
+        (31, 1.005, 1.097, 1.004, 1.023),
+        (32, 1.006, 1.072, 1.004, 1.043),
+        (33, 1.006, 1.263, 1.002, 1.014),
+        (34, 1.001, 1.148, 1.000, 1.004),
+        (35, 1.002, 1.459, 0.999, 1.022),
+        (36, 1.008, 1.235, 1.001, 1.023),
     ],
 )
-def test_what_was_planned_and_tuned_before_a_draw_was_seen(draw, median, worst, tuned_worst):
+def test_what_was_planned_and_tuned_before_a_draw_was_seen(draw, median, worst, tuned_median, tuned_worst):
     own, best = own_and_best(draw, "09")
     tuned, _ = own_and_best(draw, "09, tuned")
 
     assert len(own) == len(tuned) == 30
-    assert (own / best).median() < median and (own / best).max() == pytest.approx(worst, abs=0.002)
-    assert (tuned / best).median() < 1.005 and (tuned / best).max() < tuned_worst
+    assert (own / best).median() == pytest.approx(median, abs=0.001)
+    assert (own / best).max() == pytest.approx(worst, abs=0.002)
+    assert (tuned / best).median() == pytest.approx(tuned_median, abs=0.0006)
+    assert (tuned / best).max() == pytest.approx(tuned_worst, abs=0.001)
 
 
 def own_and_best(draw, what):
@@ -215,7 +217,11 @@ def test_the_same_arrays_elsewhere_are_worth_more_than_a_per_cent():
 
 
 def test_bursts_that_two_heads_share_are_read_twice_where_the_hint_lets_them_go():
-    """Rows of 96 bytes with two blocks on a multiprocessor and rings of two slots, beside all other rows."""
+    """Rows of 96 bytes, two runs a multiprocessor, two slots, two head sets a block or more: 3 to 10 %.
+
+    With four slots less, with one head set nothing. One run a multiprocessor pays up to 8 % there, too, and
+    elsewhere the hint gains in the median.
+    """
     rows = pd.read_csv(RECORDED / "h200" / "shared_bursts.csv")
     key = ["problem", "dtype", "block_heads", "slots", "runs"]
     us = rows.set_index([*key, "evict_first"])["median_us"].unstack()
@@ -224,6 +230,19 @@ def test_bursts_that_two_heads_share_are_read_twice_where_the_hint_lets_them_go(
     apart = (costs["runs"] == 2) & (costs["slots"] == 2) & (costs["block_heads"] > 1)
 
     assert shared.sum() > 50 and (~shared).sum() > 50
+    assert len(rows["problem"].unique()) == 9
     assert costs["costs"][shared & apart].between(0.03, 0.10).all()
     assert costs["costs"][~shared & (costs["runs"] > 0)].median() < -0.01
     assert costs["costs"][~shared & apart].max() < 0
+    two_runs = shared & (costs["runs"] == 2)
+    assert costs["costs"][two_runs & (costs["slots"] == 4)].between(-0.02, 0.03).all()
+    assert costs["costs"][two_runs & (costs["block_heads"] == 1)].max() < 0
+    assert 0.07 < costs["costs"][shared & (costs["runs"] == 1)].max() < 0.08
+
+
+def test_what_the_worst_shapes_of_the_draws_are_today(timed):
+    """README and notebook 09: of the six, the four that were more than 10 % off are 9 % off at most."""
+    names = ("random 31.4", "random 32.1", "random 33.0", "random 34.29", "random 35.3", "random 36.9")
+    today = regret([one for one in timed if one.problem.name in names]).set_index("problem")["ratio"]
+
+    assert [round(100 * (today[name] - 1)) for name in names] == [10, 7, 4, 0, 9, 5]

@@ -48,9 +48,7 @@ def test_both_policies_are_timed_in_every_state(found):
     assert len(rows) == 4 * 2 and rows["right"].all()
     assert rows["median_us"].tolist() == pytest.approx([4, 8, 8, 16, 12, 24, 16, 32])
     assert rows["ceiling_GB/s"].tolist() == pytest.approx([40, 40, 20, 20, 40 / 3, 40 / 3, 10, 10])
-    moved = 2 * (40 + 17) * 2 * 64 * 4 + 2 * (2 * 6 * 64 * 4)  # keys, values; queries, output
     assert rows["GB/s"][0] == pytest.approx(PROBLEM.minimum_bytes / 4e-6 / 1e9)
-    assert moved <= PROBLEM.minimum_bytes <= 1.05 * moved
 
 
 def test_the_table_has_a_column_for_each_state_in_order(found):
@@ -58,28 +56,40 @@ def test_the_table_has_a_column_for_each_state_in_order(found):
 
     assert list(shown.columns) == list(dict.fromkeys(found[0]["before"]))
     assert shown.loc[("float32", "S1", "09")].tolist() == pytest.approx([4, 8, 12, 16])
-    assert isinstance(shown, pd.DataFrame) and len(shown) == 2
+    assert len(shown) == 2
 
 
 def test_the_summary_by_hand(found):
     """The hint halves the time in every state; 09 takes two, three and four times as long in the others."""
     rows = study_l2.summary(found[0])
 
-    assert rows["09 slower by, %"].tolist() == ["0.0", "100.0", "200.0", "300.0"]
-    assert rows["median %"].tolist() == rows["hint, least %"].tolist()
-    assert rows["most %"].tolist() == ["+100.0"] * 4
-    assert rows["plain read, GB/s"].tolist() == ["40", "20", "13", "10"]
+    assert rows["slower, mean %"].tolist() == rows["slower, most %"].tolist() == [0, 100, 200, 300]
+    for of_problems in ("least", "median", "most"):
+        assert rows[f"hint gains, {of_problems} %"].tolist() == [100] * 4
+    assert rows["plain read, GB/s"].tolist() == pytest.approx([40, 20, 13.3, 10])
+    with pytest.raises(ValueError, match="no state"):
+        study_l2.summary(pd.DataFrame())
 
 
-def test_what_was_recorded_says_what_the_notebook_says():
-    """After reads as usual the hint helps in every problem; after writes all are slower, and it harms."""
+def test_what_was_recorded_says_what_is_said_of_it():
+    """README, notebook 09 and ``refill_l2``: written lines cost a plain read 2 %, and 09 1.7 to 5.5 %."""
     found = study_l2.recorded()
-    rows = study_l2.summary(found).astype(float, errors="ignore")
+    rows = study_l2.summary(found)
 
     assert found["right"].all() and len(found) == 4 * 2 * 15
+    usual, written, nothing = (rows.loc[name] for name in ("read as usual", "written", "done nothing"))
+    assert usual["hint gains, least %"] == 0.3 and usual["hint gains, most %"] == 1.9
+    assert written["hint gains, least %"] == -3.5 and written["hint gains, most %"] < 0.1
+    assert written["plain read, GB/s"] / usual["plain read, GB/s"] == pytest.approx(0.98, abs=0.003)
+    assert (written["slower, mean %"], written["slower, most %"]) == (3.3, 5.5)
     times = study_l2.table(found, "median_us").unstack("what")
-    gain = {s: times[s, "09, not evicted first"] / times[s, "09"] - 1 for s in dict.fromkeys(found["before"])}
-    assert gain["read as usual"].min() > 0.002 and gain["written"].median() < -0.01
-    assert (times["written", "09"] / times["read as usual", "09"]).min() > 1.01
-    assert float(rows.loc["written", "09 slower by, %"]) > 2
+    slower = times["written", "09"] / times["read as usual", "09"] - 1
+    assert slower.min() == pytest.approx(0.017, abs=0.001)
+    assert nothing["slower, most %"] < 1
     assert study_l2.recorded("no such GPU").empty
+
+
+def test_a_shape_that_nobody_knows_is_refused():
+    for arguments in ([], ["file.csv", "S9"]):
+        with pytest.raises(SystemExit, match=r"usage: .*\[S1 S1r"):
+            study_l2.main(arguments)
