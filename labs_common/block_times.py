@@ -11,7 +11,6 @@ import dataclasses
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,11 @@ from labs_common.known_shapes import SHAPES
 from labs_common.plans import Plan
 from labs_common.problem import Problem
 from labs_common.roof_bench import UncheckedGpu
+from labs_common.roof_regret import recorded_table
 from labs_common.source import Source
 from labs_common.stages import ROOF, Stage
 from labs_common.timing import refill_l2
 
-RECORDED = Path(__file__).resolve().parent.parent / "data" / "roof"
 CASES = (("S3", "float32"), ("S4", "float16"))
 REPEATS = 5  # the middle one by its duration is kept
 WORDS = 3  # of a block: begin and end in nanoseconds, multiprocessor
@@ -129,8 +128,7 @@ def block_times(
 
 def recorded(gpu: str = "h200") -> pd.DataFrame:
     """What was measured and kept of a kind of GPU; empty where nothing was."""
-    path = RECORDED / gpu / "block_times.csv"
-    return pd.read_csv(path) if path.exists() else pd.DataFrame()
+    return recorded_table("block_times", gpu)
 
 
 def main(arguments: list[str]) -> int:
@@ -147,6 +145,7 @@ def main(arguments: list[str]) -> int:
         table = block_times(engine, stage, problem, plan, inputs.sets[0], inputs.scale)
         table.insert(0, "problem", name)
         table.insert(1, "dtype", dtype)
+        table.insert(2, "runs", REPEATS)
         tables.append(table.round(3))
         last = table.groupby("multiprocessor")["end_us"].max()
         ends = ", ".join(f"{end:.1f}" for end in last.quantile((0, 0.5, 1)))

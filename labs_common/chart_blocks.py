@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from labs_common.block_times import REPEATS
 from labs_common.chart_style import COLOURS, GREY, MARKERS, Chart, new_chart, number, styled
 from labs_common.gpus import display_name
 
@@ -15,7 +14,7 @@ def ends_of_multiprocessors(blocks: pd.DataFrame, gpu: str) -> Chart:
     """A line for each problem: the end of each multiprocessor's last block, the earliest first.
 
     Args:
-        blocks: of ``block_times``, with the columns problem and dtype.
+        blocks: of ``block_times``, with the columns problem, dtype and runs, of which they are the median.
         gpu: that was measured.
 
     Raises:
@@ -48,9 +47,8 @@ def ends_of_multiprocessors(blocks: pd.DataFrame, gpu: str) -> Chart:
     axes.set_xlabel("multiprocessors, in the order in which they end")
     axes.set_ylabel("end, % of the last one's")
     axes.legend(loc="lower right")
-    source = (
-        f"recorded on {display_name(gpu)}: a clock around stage 09's kernel, the median of {REPEATS} runs"
-    )
+    runs = blocks["runs"].min()
+    source = f"recorded on {display_name(gpu)}: a clock around stage 09's kernel, the median of {runs} runs"
     chart.supxlabel(source, fontsize=7.5, color=GREY, x=0.01, ha="left")
     chart.description = f"{title}; {source}. {'. '.join(spoken)}."
     return chart

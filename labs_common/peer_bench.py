@@ -27,7 +27,7 @@ from labs_common.reference import Reference
 from labs_common.roof_bench import UncheckedGpu
 from labs_common.roof_tune import tune
 from labs_common.stages import ROOF, Stage, find_stage
-from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, refill_l2, time_gpu
+from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, figures, refill_l2, time_gpu
 
 RECORDED = Path(__file__).resolve().parent.parent / "data" / "peers"
 TUNED = f"{ROOF[-1].id}, tuned"
@@ -102,23 +102,17 @@ def measure(
     ceiling = ceiling_of(timings, nbytes)
     rows = []
     for name, entry in entries.items():
-        timing = timings[name]
-        bandwidth = problem.bandwidth(timing.median_s)
         rows.append(
             {
                 "problem": problem.name,
                 "dtype": problem.dtype,
                 "what": name,
                 "kind": entry.kind,
-                "median_us": 1e6 * timing.median_s,
-                "p90_us": 1e6 * timing.p90_s,
-                "GB/s": bandwidth / 1e9,
-                "% of read ceiling": 100 * bandwidth / ceiling,
-                "ceiling_GB/s": ceiling / 1e9,
+                **figures(timings[name], problem, ceiling),
                 "ceiling_bytes": nbytes,
                 "sets": sets,
                 "rounds_timed": rounds,
-                "calls_in_a_graph": timing.calls,
+                "calls_in_a_graph": timings[name].calls,
                 "planning_us": planning[name] and 1e6 * planning[name],
                 "rounds": entry.ready.rounds,
                 "options": dict(entry.ready.options),

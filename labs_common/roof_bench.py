@@ -28,7 +28,7 @@ from labs_common.roof_tune import tune
 from labs_common.roof_work import BLOCK_BYTES, RING_SLOTS
 from labs_common.source import Source
 from labs_common.stages import ROOF, Stage, find_stage
-from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, refill_l2, time_gpu
+from labs_common.timing import ROUNDS, ceiling_bytes, ceiling_calls, ceiling_of, figures, refill_l2, time_gpu
 
 Contender = tuple[str, Stage, Plan]
 TUNED = "09, tuned"
@@ -180,17 +180,12 @@ def measure(
     ceiling = ceiling_of(timings, nbytes)
     for label, calls in bound.items():
         verdict = compare(engine.read(calls[0], problem), expected, weights[label])
-        median = timings[label].median_s
         rows.append(
             {
                 "problem": problem.name,
                 "dtype": problem.dtype,
                 "what": label,
-                "median_us": 1e6 * median,
-                "p90_us": 1e6 * timings[label].p90_s,
-                "GB/s": problem.bandwidth(median) / 1e9,
-                "% of read ceiling": 100 * problem.bandwidth(median) / ceiling,
-                "ceiling_GB/s": ceiling / 1e9,
+                **figures(timings[label], problem, ceiling),
                 "right": verdict.ok,
                 "diagnosis": verdict.diagnosis,
             }

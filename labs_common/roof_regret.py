@@ -21,6 +21,17 @@ RECORDED = Path(__file__).resolve().parent.parent / "data" / "roof"
 UNSEEN = "unseen-"
 
 
+def recorded_table(name: str, gpu: str = "h200") -> pd.DataFrame:
+    """A study of stage 09 that was measured and kept; empty where it was not.
+
+    Args:
+        name: of its CSV file.
+        gpu: the kind that it was measured on.
+    """
+    path = RECORDED / gpu / f"{name}.csv"
+    return pd.read_csv(path) if path.exists() else pd.DataFrame()
+
+
 @dataclass(frozen=True)
 class Timed:
     """A problem and the microseconds of every way that was timed."""

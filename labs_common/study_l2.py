@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from labs_common.engines import Engine
 from labs_common.known_shapes import SHAPES
 from labs_common.problem import FP8, Problem
 from labs_common.roof_bench import UncheckedGpu
+from labs_common.roof_regret import recorded_table
 from labs_common.stages import ROOF
 from labs_common.timing import (
     CEILING_SHAPES,
@@ -28,12 +28,12 @@ from labs_common.timing import (
     ceiling_bytes,
     ceiling_calls,
     ceiling_of,
+    figures,
     reading,
     refill_l2,
     time_gpu,
 )
 
-RECORDED = Path(__file__).resolve().parent.parent / "data" / "roof"
 STAGE = ROOF[-1]
 GRAPH_S = 1e-3
 ROUNDS = 15
@@ -75,18 +75,13 @@ def measure(engine: Any, problem: Problem, sets: int = 2) -> pd.DataFrame:
         timings = time_gpu(xp, {**calls, **ceilings}, ROUNDS, between=before, graph_s=GRAPH_S)
         ceiling = ceiling_of(timings, nbytes)
         for name, bound in calls.items():
-            median = timings[name].median_s
             rows.append(
                 {
                     "problem": problem.name,
                     "dtype": problem.dtype,
                     "before": state,
                     "what": name,
-                    "median_us": 1e6 * median,
-                    "p90_us": 1e6 * timings[name].p90_s,
-                    "GB/s": problem.bandwidth(median) / 1e9,
-                    "% of read ceiling": 100 * problem.bandwidth(median) / ceiling,
-                    "ceiling_GB/s": ceiling / 1e9,
+                    **figures(timings[name], problem, ceiling),
                     "right": compare(engine.read(bound[0], problem), expected, STAGE.weights(problem)).ok,
                 }
             )
@@ -101,8 +96,7 @@ def table(found: pd.DataFrame, figure: str = "% of read ceiling") -> pd.DataFram
 
 def recorded(gpu: str = "h200") -> pd.DataFrame:
     """What was measured and kept of a kind of GPU; empty where nothing was."""
-    path = RECORDED / gpu / "l2_states.csv"
-    return pd.read_csv(path) if path.exists() else pd.DataFrame()
+    return recorded_table("l2_states", gpu)
 
 
 def summary(found: pd.DataFrame) -> pd.DataFrame:

@@ -30,7 +30,7 @@ from labs_common.profile import EXTRA_METRICS, capture
 from labs_common.provenance import gpu_provenance, kernel_hash, write_provenance
 from labs_common.reference import reference
 from labs_common.stages import Stage, find_stage
-from labs_common.timing import ceiling_calls, ceiling_of, refill_l2, time_gpu
+from labs_common.timing import ceiling_calls, ceiling_of, figures, refill_l2, time_gpu
 from labs_common.variants import VARIANTS
 
 SETS = 2  # of inputs that calls rotate through; together they pass the L2 cache where it matters
@@ -73,16 +73,11 @@ class Bench:
         for label, bound in calls.items():
             written = (outputs or {}).get(label, lambda first=bound[0]: getattr(first, "output", None))()
             verdict = "" if written is None else compare(self.engine.xp.asnumpy(written), self.expected)
-            median = timings[label].median_s
             rows.append(
                 {
                     "problem": str(self.problem),
                     "what": label,
-                    "median_us": 1e6 * median,
-                    "p90_us": 1e6 * timings[label].p90_s,
-                    "GB/s": self.problem.bandwidth(median) / 1e9,
-                    "% of read ceiling": 100 * self.problem.bandwidth(median) / ceiling,
-                    "ceiling_GB/s": ceiling / 1e9,
+                    **figures(timings[label], self.problem, ceiling),
                     "right": getattr(verdict, "ok", verdict),
                     "diagnosis": getattr(verdict, "diagnosis", ""),
                 }

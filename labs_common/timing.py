@@ -15,6 +15,7 @@ from labs_common.source import Source
 
 if TYPE_CHECKING:
     from labs_common.engines import Engine
+    from labs_common.problem import Problem
 
 L2_BYTES = 256 << 20  # more than any L2 cache holds
 CEILING_BYTES = 4 << 30  # one buffer, far past any L2
@@ -190,6 +191,24 @@ def read_ceiling(engine: Engine, nbytes: int, rounds: int = ROUNDS) -> float:
 def ceiling_of(timings: Mapping[str, Timing], nbytes: int) -> float:
     """Bytes per second of the best launch shape of ``ceiling_calls`` among some timings."""
     return nbytes / min(t.median_s for name, t in timings.items() if name.startswith("read "))
+
+
+def figures(timing: Timing, problem: Problem, ceiling: float) -> dict[str, float]:
+    """What tables say of a timing: microseconds, and bandwidth beside the ceiling.
+
+    Args:
+        timing: of one call.
+        problem: that the call solves; its minimum bytes are what counts.
+        ceiling: bytes per second of plain reading in the same run.
+    """
+    bandwidth = problem.bandwidth(timing.median_s)
+    return {
+        "median_us": 1e6 * timing.median_s,
+        "p90_us": 1e6 * timing.p90_s,
+        "GB/s": bandwidth / 1e9,
+        "% of read ceiling": 100 * bandwidth / ceiling,
+        "ceiling_GB/s": ceiling / 1e9,
+    }
 
 
 def peak_calls(engine: Engine, rounds: int = PEAK_ROUNDS) -> dict[str, tuple[list[Callable[[], None]], int]]:

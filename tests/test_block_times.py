@@ -58,6 +58,7 @@ def test_the_chart_says_when_who_ends():
         {
             "problem": "S3",
             "dtype": "float32",
+            "runs": 7,
             "block": np.arange(4),
             "multiprocessor": [0, 1, 2, 0],
             "begin_us": [0, 0, 0, 50.0],
@@ -70,6 +71,7 @@ def test_the_chart_says_when_who_ends():
     assert line.get_ydata().tolist() == [80, 95, 100]
     for words in (
         "H200",
+        "median of 7 runs",
         "4 blocks on 3 multiprocessors",
         "the last after 100",
         "1 end more than a tenth early",

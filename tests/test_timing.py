@@ -158,3 +158,12 @@ def test_rounds_have_an_order_of_their_own():
 
     rounds = [tuple(gpu.lengths[-40:][first : first + 5]) for first in range(0, 40, 5)]
     assert all(sorted(one) == [1, 2, 3, 4, 5] for one in rounds) and len(set(rounds)) > 4
+
+
+def test_figures_of_a_timing_by_hand():
+    problem = SimpleNamespace(bandwidth=lambda seconds: 6e6 / seconds)
+
+    found = timing.figures(timing.Timing(2e-6, 3e-6, 2, 5, 4), problem, ceiling=4e12)
+
+    assert list(found) == ["median_us", "p90_us", "GB/s", "% of read ceiling", "ceiling_GB/s"]
+    assert list(found.values()) == pytest.approx([2, 3, 3000, 75, 4000])
