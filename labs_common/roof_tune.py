@@ -22,7 +22,7 @@ from labs_common.timing import L2_BYTES, refill_l2, time_gpu
 
 STAGE = ROOF[-1]
 WAYS = 6  # that are timed first, beside one of each kind
-FINAL = 3  # that are timed again
+FINAL = 3  # that are timed again, with all rings of their kinds
 NEAR = 1.4  # times the cheapest, up to which a kind is timed
 ROUNDS = 15
 GRAPH_S = 2e-4  # of a graph, about, at least
@@ -47,7 +47,7 @@ class Tried:
 
 
 def tune(engine: Any, problem: Problem, inputs: DeviceInputs, ways: int = WAYS) -> list[Tried]:
-    """Time the cheapest ways, then the fastest of them once more, with other rings and L2's other policy.
+    """Time the cheapest ways, then the fastest of them once more, with all their rings and L2's other policy.
 
     Among the first is the cheapest of each kind, of as many heads a block and runs: where the cost is wrong
     about one way, it is about all of its kind. Blocks of whole sequences with the most heads, which read
@@ -79,9 +79,11 @@ def tune(engine: Any, problem: Problem, inputs: DeviceInputs, ways: int = WAYS) 
     tried += [(choice, False) for choice in near if choice.whole and choice.block_heads == most]
     first = sorted(_timed(engine, problem, inputs, tried), key=lambda one: one.median_us)
     best = first[0]
-    rings = [choice for choice in cheapest if _kind(choice) == _kind(best.choice)]
     final = [(one.choice, one.evict_first) for one in first[:FINAL]]
-    final += [(best.choice, not best.evict_first), *((choice, best.evict_first) for choice in rings)]
+    final.append((best.choice, not best.evict_first))
+    for one in first[:FINAL]:
+        rings = [choice for choice in cheapest if _kind(choice) == _kind(one.choice)]
+        final += [(choice, one.evict_first) for choice in rings]
     final = list(dict.fromkeys(final))
     # Times of the two rounds are not of the same minute: the second alone says which is the fastest.
     second = sorted(_timed(engine, problem, inputs, final), key=lambda one: one.median_us)

@@ -1,12 +1,13 @@
 """Stage 09's choice against everything that was timed on the H200, and the costs that it chooses by."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from labs_common import roof_regret
+from labs_common import roof_regret, roof_tune
 from labs_common.known_shapes import SHAPES
 from labs_common.plans import Device
 from labs_common.problem import Problem
@@ -47,6 +48,12 @@ def test_the_choice_is_near_the_best_way_that_was_timed(table):
         (34, 1.001, 1.148, 1.000, 1.004),
         (35, 1.002, 1.459, 0.999, 1.022),
         (36, 1.008, 1.235, 1.001, 1.023),
+        (37, 1.005, 1.109, 1.001, 1.016),
+        (38, 1.004, 1.096, 1.000, 1.017),
+        (39, 1.007, 1.074, 1.001, 1.070),
+        (40, 1.002, 1.080, 1.000, 1.049),
+        (41, 1.008, 1.130, 1.000, 1.008),
+        (42, 1.005, 1.115, 0.999, 1.042),
     ],
 )
 def test_what_was_planned_and_tuned_before_a_draw_was_seen(draw, median, worst, tuned_median, tuned_worst):
@@ -62,11 +69,42 @@ def test_what_was_planned_and_tuned_before_a_draw_was_seen(draw, median, worst, 
 
 def own_and_best(draw, what):
     """Microseconds of a contender, and of the fastest way, by problem."""
-    rows = pd.read_csv(RECORDED / "h200" / f"random-30-{draw}.csv.xz").set_index(["problem", "what"])
+    (path,) = (RECORDED / "h200").glob(f"*random-30-{draw}.csv.xz")
+    rows = pd.read_csv(path).set_index(["problem", "what"])
     assert rows["right"].all()
     ways = rows["median_us"][rows.index.get_level_values("what").str.contains("heads a block")]
     own = rows["median_us"].xs(what, level="what")
     return own, ways.groupby("problem").min().reindex(own.index)
+
+
+def test_today_s_costs_on_shapes_that_they_have_not_seen(table):
+    """README and notebook 09: of six draws four shapes are more than 10 % off."""
+    unseen = regret(timed_problems(unseen=True)).set_index("problem")
+    assert not set(unseen.index) & set(table["problem"])
+
+    assert len(unseen) == 6 * 30 and unseen["ratio"].median() < 1.01 and unseen["ratio"].quantile(0.9) < 1.05
+    off = unseen.index[unseen["ratio"] > 1.10]
+    assert list(off) == ["random 37.1", "random 41.27", "random 42.2", "random 42.23"]
+    assert unseen["ratio"].max() == pytest.approx(1.13, abs=0.005)
+
+
+def test_what_is_tuned_by_the_recorded_times_is_near_the_best(timed, monkeypatch):
+    """The tuner, given for each way the time that was recorded, on every random shape."""
+    tuned = []
+    for one in [*timed, *timed_problems(unseen=True)]:
+        if one.problem.name in SHAPES:
+            continue
+
+        def recorded(engine, problem, inputs, those, times=one.times):
+            us = [times.get(Way(c.block_heads, c.ring_slots, c.runs, first), np.inf) for c, first in those]
+            return [roof_tune.Tried(*what, {}, time) for what, time in zip(those, us, strict=True)]
+
+        monkeypatch.setattr(roof_tune, "_timed", recorded)
+        found = roof_tune.tune(SimpleNamespace(device=Device()), one.problem, None)
+        tuned.append(found[0].median_us / min(one.times.values()))
+
+    assert len(tuned) == RANDOM + len(timed_problems(unseen=True))
+    assert np.median(tuned) == 1 and np.quantile(tuned, 0.99) < 1.01 and max(tuned) < 1.035
 
 
 def test_it_is_near_by_costs_that_were_not_fitted_to_the_problem(timed, table):
@@ -238,11 +276,3 @@ def test_bursts_that_two_heads_share_are_read_twice_where_the_hint_lets_them_go(
     assert costs["costs"][two_runs & (costs["slots"] == 4)].between(-0.02, 0.03).all()
     assert costs["costs"][two_runs & (costs["block_heads"] == 1)].max() < 0
     assert 0.07 < costs["costs"][shared & (costs["runs"] == 1)].max() < 0.08
-
-
-def test_what_the_worst_shapes_of_the_draws_are_today(timed):
-    """README and notebook 09: of the six, the four that were more than 10 % off are 9 % off at most."""
-    names = ("random 31.4", "random 32.1", "random 33.0", "random 34.29", "random 35.3", "random 36.9")
-    today = regret([one for one in timed if one.problem.name in names]).set_index("problem")["ratio"]
-
-    assert [round(100 * (today[name] - 1)) for name in names] == [10, 7, 4, 0, 9, 5]

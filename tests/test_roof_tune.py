@@ -89,6 +89,26 @@ def test_a_way_that_costs_more_wins_where_it_is_faster(timed):
     assert best.median_us == pytest.approx(100)
 
 
+def test_all_rings_of_the_three_fastest_kinds_are_timed(timed):
+    """The fastest is a ring that the cost finds slowest, of a kind that the first round finds third."""
+    of_third = [way for way in ways_by_cost(PROBLEM, Device()) if way.whole and way.block_heads == 4]
+    slowest = of_third[-1].ring_slots
+
+    def seconds(plan):
+        heads, slots, blocks = shape(plan)
+        kinds = {(2, 256): 0, (1, 512): 1, (4, 128): 2}  # of whole sequences
+        return (
+            1e-5
+            if (heads, blocks, slots) == (4, 128, slowest)
+            else 1e-4 + 1e-5 * kinds.get((heads, blocks), 9)
+        )
+
+    timed.seconds = seconds
+    best = tune(Engine(), PROBLEM, Inputs(), ways=1)[0]
+
+    assert len(of_third) == 3 and slowest != of_third[0].ring_slots and best.choice == of_third[-1]
+
+
 def test_the_usual_policy_of_l2_wins_where_it_is_faster(timed):
     timed.seconds = lambda plan: 2e-4 if plan.defines["EVICT_FIRST"] else 1e-4
 
