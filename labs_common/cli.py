@@ -289,9 +289,10 @@ def main() -> None:
 
     try:
         app()
-    except (ValueError, FileNotFoundError, EngineMissing, CompilerMissing) as error:
+    except (ValueError, OSError, EngineMissing, CompilerMissing) as error:
         errors.print(f"[red]error:[/] {escape(str(error))}")
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        errors.print("stopped")
-        raise SystemExit(130) from None
+    except SystemExit as ended:  # what typer makes of Ctrl-C
+        if ended.code == 130:
+            errors.print("stopped")
+        raise

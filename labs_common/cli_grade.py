@@ -29,7 +29,12 @@ def grade(
     again: Annotated[
         bool, typer.Option("--again", help="repeat an earlier run: its --out in place of submissions")
     ] = False,
-    by_hand: Annotated[Path | None, typer.Option(help="CSV with student, answer, points")] = None,
+    by_hand: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV with student, answer, points; in place of an earlier one, kept until the next"
+        ),
+    ] = None,
 ) -> None:
     """Grade a class. A run that was stopped goes on where it was."""
     from labs_common.grading.class_run import grade_class
@@ -60,6 +65,9 @@ def grade(
                 on_start=started,
                 on_done=finished,
             )
+    except KeyboardInterrupt:
+        console.print("what was graded is kept: the same command goes on from there, and writes marks.csv")
+        raise typer.Exit(130) from None
     finally:
         where.close()
     console.print(

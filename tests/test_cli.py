@@ -145,6 +145,7 @@ def test_doctor_says_what_works_and_why_not_more():
         (["run", "7x"], "no stage called '7x'"),
         (["run", "--problem", "nosuch"], "problem 'nosuch': allowed are tiny"),
         (["check", "nosuch.cu", "--stage", "0"], "nosuch.cu"),
+        (["check", ".", "--stage", "0"], "directory"),
     ],
 )
 def test_a_mistake_is_one_message_and_status_2(arguments, said, capsys, monkeypatch):

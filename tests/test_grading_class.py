@@ -5,6 +5,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 
 import pytest
 
+from labs_common.engines import EngineMissing
+from labs_common.grading import class_run
 from labs_common.grading.cases import grading_cases
 from labs_common.grading.class_run import grade_class
-from labs_common.grading.rubric import parse_rubric
+from labs_common.grading.rubric import PARTS, parse_rubric
 from labs_common.grading.schedulers import LocalScheduler, run_all
 from labs_common.grading.store import Store, differing_marks, read_json
 from labs_common.grading.synthetic import benchmark_grading
@@ -183,6 +186,149 @@ def test_points_by_hand(graded, tmp_path):
         grade_class(root / "out", out, scheduler=Inline(), again=True, by_hand=hand)
 
 
+def test_points_by_hand_stay_until_another_file(graded, tmp_path):
+    """Through a run without the file, a submission handed in anew, and the bundle graded again."""
+    folder, out, hand = tmp_path / "submissions", tmp_path / "out", tmp_path / "hand.csv"
+    folder.mkdir()
+    (folder / "anna.cu").write_text(EMPTY)
+    (folder / "ben.cu").write_text(EMPTY)
+    hand.write_text("student,answer,points\nanna,b,2\nben,b,1\n")
+    rubric = graded[0] / "rubric.toml"
+
+    assert totals(grade_class(folder, out, rubric, scheduler=Inline(), by_hand=hand)) == {"anna": 2, "ben": 1}
+    (folder / "anna.cu").write_text(EMPTY + "// anew")
+    anew = grade_class(folder, out, rubric, scheduler=Inline())
+    assert anew.graded == 1 and totals(anew) == {"anna": 2, "ben": 1}
+    again = grade_class(out, tmp_path / "again", scheduler=Inline(), again=True)
+    assert again.differing == () and totals(again) == {"anna": 2, "ben": 1}
+    hand.write_text("student,answer,points\nanna,b,3\n")
+    other = grade_class(folder, out, rubric, scheduler=Inline(), by_hand=hand)
+    assert other.graded == 2 and totals(other) == {"anna": 3, "ben": 0}
+
+
+WRONG_BY_HAND = {
+    "anna,b,3.5": "line 3: points='3.5' of answer 'b': allowed is 0 to 3",
+    "anna,b,-1": "allowed is 0 to 3",
+    "anna,b,nan": "allowed is 0 to 3",
+    "anna,b,many": "line 3: points='many' is no number",
+    "anna,b": "points=None is no number",
+    "Anna,b,1": "line 3: student='Anna' has no submission",
+    "anna,B,1": "answer='B' is none of the rubric's: a, b",
+    "Борис,b,1": "a second time",
+}
+
+
+@pytest.mark.parametrize("line", WRONG_BY_HAND)
+def test_a_wrong_line_by_hand_is_named(graded, tmp_path, line):
+    root, _ = graded
+    hand = tmp_path / "hand.csv"
+    hand.write_text(f"student,answer,points\nБорис,b,1\n{line}\n", encoding="utf-8")
+
+    with pytest.raises(ValueError, match="hand.csv.*" + re.escape(WRONG_BY_HAND[line])):
+        grade_class(root / "out", tmp_path / "out", scheduler=Inline(), again=True, by_hand=hand)
+    hand.write_bytes("student,answer,points\nMüller,b,1\n".encode("cp1252"))
+    with pytest.raises(ValueError, match=r"hand\.csv: not UTF-8"):
+        grade_class(root / "out", tmp_path / "out", scheduler=Inline(), again=True, by_hand=hand)
+
+
+# ---- what is there is not lost ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def done(graded, tmp_path):
+    """Submissions and a finished run of one student, and what its files hold."""
+    folder, out = tmp_path / "submissions", tmp_path / "out"
+    folder.mkdir()
+    (folder / "ben.cu").write_text(EMPTY)
+    grade_class(folder, out, graded[0] / "rubric.toml", scheduler=Inline())
+    return folder, out
+
+
+def held(out):
+    return {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def wrong_runs(graded, folder, tmp_path):
+    """Arguments that cannot be graded by, each with what is said of it."""
+    root, _ = graded
+    rubric = root / "rubric.toml"
+    other = tmp_path / "other.toml"
+    other.write_text('[assignment]\nstages = ["02"]\n[points]\ncorrectness = 50\n')
+    hand = tmp_path / "hand.csv"
+    hand.write_text("student,answer,points\nnobody,b,1\n")
+    missing = tmp_path / "nowhere"
+    return {
+        "another rubric": ((folder, other), {}, "marks by another rubric"),
+        "another stage": ((folder, rubric, ("01",)), {}, "marks by another rubric"),
+        "no rubric": ((folder, missing), {}, "no such file"),
+        "no submissions": ((missing, rubric), {}, "no such folder"),
+        "no table": ((folder, rubric), {"by_hand": missing}, "No such file"),
+        "a wrong table": ((folder, rubric), {"by_hand": hand}, "has no submission"),
+        "a folder as table": ((folder, rubric), {"by_hand": folder}, "directory"),
+        "another seed": ((root / "out",), {"again": True}, "another seed"),
+        "no GPU": ((folder, rubric), {"gpu": True}, "--gpu: no GPU here"),
+    }
+
+
+RUNS = ("another rubric", "another stage", "no rubric", "no submissions", "no table", "a wrong table")
+
+
+@pytest.mark.parametrize("what", [*RUNS, "a folder as table", "another seed", "no GPU"])
+def test_a_run_that_cannot_be_changes_nothing(graded, done, tmp_path, monkeypatch, what):
+    folder, out = done
+    before = held(out)
+    monkeypatch.setattr(class_run, "missing_gpu", lambda: "no GPU here")
+    (submissions, *rest), options, said = wrong_runs(graded, folder, tmp_path)[what]
+
+    with pytest.raises((ValueError, OSError, EngineMissing), match=said):
+        grade_class(submissions, out, *rest, scheduler=Inline(), **options)
+
+    assert held(out) == before
+
+
+def test_marks_for_speed_are_not_replaced_by_a_run_without(graded, done):
+    folder, out = done
+    head = json.loads(Store(out).bundle_file.read_text())
+    Store(out).bundle_file.write_text(json.dumps({**head, "gpu": True}))
+
+    with pytest.raises(ValueError, match="holds marks for speed; say --gpu"):
+        grade_class(folder, out, graded[0] / "rubric.toml", scheduler=Inline())
+
+
+def test_who_withdrew_is_no_part_of_the_run_any_more(graded, done, tmp_path):
+    folder, out = done
+    (folder / "carla.cu").write_text(EMPTY)
+    rubric = graded[0] / "rubric.toml"
+    assert len(grade_class(folder, out, rubric, scheduler=Inline()).records) == 2
+    (folder / "carla.cu").unlink()
+
+    assert totals(grade_class(folder, out, rubric, scheduler=Inline())) == {"ben": 0}
+    assert len(list((out / "feedback").glob("*.html"))) == 1
+    again = grade_class(out, tmp_path / "again", scheduler=Inline(), again=True)
+    assert totals(again) == {"ben": 0} and again.differing == ()
+
+
+def test_an_output_folder_among_the_submissions_is_refused(graded, done):
+    folder, _ = done
+    for out in (folder / "out", folder, folder / "deep" / "er"):
+        with pytest.raises(ValueError, match="would be taken for a submission"):
+            grade_class(folder, out, graded[0] / "rubric.toml", scheduler=Inline())
+
+
+def test_a_rubric_of_answers_alone(tmp_path, done):
+    """Stages without a point leave nothing to draw of their parts."""
+    folder, _ = done
+    rubric = tmp_path / "answers.toml"
+    parts = "\n".join(f"{part} = 0" for part in PARTS)
+    rubric.write_text(
+        f'[assignment]\nstages = ["02"]\n[points]\n{parts}\n[answers.a]\npoints = 2\nkind = "hand"\n'
+    )
+
+    summary = grade_class(folder, tmp_path / "answers", rubric, scheduler=Inline())
+
+    assert totals(summary) == {"ben": 0} and (tmp_path / "answers" / "class.html").exists()
+
+
 # ---- what is written -------------------------------------------------------------------------------------
 
 
@@ -300,6 +446,29 @@ def test_kill_9_loses_what_is_in_flight_at_most(tmp_path):
     assert [record["total"] for record in summary.records] == [85] * 6
 
 
+def test_ctrl_c_says_that_it_stopped_and_what_to_do(tmp_path):
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"s{number}.cu").write_text(f"{RIGHT}\n__device__ int number{number};\n")
+    command = [sys.executable, "-m", "labs_common", "grade", str(folder), "--out", str(tmp_path / "out")]
+    command += ["--stage", "02", "--workers", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, start_new_session=True, **pipes)
+    try:
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "out" / "results").glob("s*.json")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        said, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert process.returncode == 130 and errors.strip().endswith("stopped")
+    assert "the same command goes on from there" in said and "Traceback" not in said + errors
+
+
 def task(item):
     """A worker's work: even numbers are honest, the others end their process when they first see it."""
     number, folder = item
@@ -326,6 +495,12 @@ class Stillborn(LocalScheduler):
     def executor(self):
         context = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(self.workers, mp_context=context, initializer=os._exit, initargs=(1,))
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_no_workers_are_refused(workers):
+    with pytest.raises(ValueError, match=f"workers={workers}: allowed is at least 1"):
+        LocalScheduler(workers)
 
 
 def test_workers_that_do_not_start_are_nobodys_fault():

@@ -47,6 +47,7 @@ WRONG = {
         "structure.sectors.none = 4.0; it must be more than full, 5",
     ),
     "unknown flag": ('[integrity]\nzero = ["luck"]', "integrity.zero = 'luck'"),
+    "a flag without a list": ('[integrity]\nzero = "keeps state"', "integrity.zero = 'keeps state'"),
     "unknown kind": ('[answers.a]\npoints = 1\nkind = "essay"', "number, choice or hand"),
     "number without value": (
         '[answers.a]\npoints = 1\nkind = "number"',
@@ -296,6 +297,15 @@ def test_every_class_that_a_stage_can_take_is_graded(stage, seed):
         *([] if stage.tensor_cores and "float32" in stage.dtypes else ["single"]),
         *(["layout"] if len(stage.layouts) == 1 else []),
     }
+
+
+@pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)
+def test_no_seed_lets_a_kernel_take_one_length_for_all(stage):
+    """Neither the table's width nor the first sequence's length is that of every plain sequence."""
+    for seed in range(10):
+        plain = grading_cases(stage, str(seed))[0].problem
+
+        assert len(set(plain.context_lengths)) == len(plain.context_lengths) == 3
 
 
 @pytest.mark.parametrize("stage", ALL_STAGES, ids=lambda s: s.id)

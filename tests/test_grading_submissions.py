@@ -214,6 +214,16 @@ def test_nothing_to_grade_is_said(tmp_path):
     assert "no kernel and no answer was found" in only(tmp_path).notes
 
 
+@pytest.mark.parametrize("name", ["grades.csv", "kernel.txt", "solution.rar", "03_gqa_reuse"])
+def test_a_file_of_another_kind_is_named_as_such(tmp_path, name):
+    (tmp_path / name).write_bytes(b"Rar!\x1a\x07\x00")
+
+    (note, nothing) = only(tmp_path).notes
+
+    assert note.startswith(f"{name}: no kind of file that is read (.cu, .ipynb, .json, .zip")
+    assert nothing == "no kernel and no answer was found"
+
+
 def test_an_empty_or_missing_folder_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="holds no submissions"):
         find_submissions(tmp_path)

@@ -83,6 +83,9 @@ def read_files(path: Path) -> Files:
             _read_folder(path, found)
         elif is_archive(path.name):
             (_read_zip if path.name.lower().endswith(".zip") else _read_tar)(path, found)
+        elif not path.name.lower().endswith(KEPT_SUFFIXES):
+            kinds = ", ".join((*KEPT_SUFFIXES, *ARCHIVE_SUFFIXES))
+            found.notes.append(f"{shown(path.name)}: no kind of file that is read ({kinds}); left out")
         else:
             data = _read_regular(path)
             if data is None:

@@ -141,7 +141,7 @@ def parts_chart(rubric: Rubric, graded: Records, gpu: bool) -> Figure:
         for part in PARTS
         if (part != "speed" or gpu) and any(rubric.points[stage][part] for stage in rubric.stages)
     ]
-    height = 0.8 / len(parts)
+    height = 0.8 / max(1, len(parts))
     for number, part in enumerate(parts):
         means = []
         for stage in rubric.stages:
@@ -156,7 +156,8 @@ def parts_chart(rubric: Rubric, graded: Records, gpu: bool) -> Figure:
     axes.set(xlim=(0, 1), xlabel="mean share of the points", title="Stages")
     axes.xaxis.set_major_formatter(mpl.ticker.PercentFormatter(1.0))
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if parts:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 

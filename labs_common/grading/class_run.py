@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.metadata
+import io
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import llvmlite
 import numpy as np
 
 from labs_common.compiler import OPTIONS, compiler_version
+from labs_common.engines import EngineMissing, GpuEngine
 from labs_common.grading import class_report, feedback, tables
 from labs_common.grading.grade import Task, grade_submission, sandbox
 from labs_common.grading.isolation import Limits
@@ -76,7 +78,8 @@ def grade_class(
 ) -> Summary:
     """Grade a folder of submissions, or an earlier run again; write marks, feedback and the class report.
 
-    Records that are there already, of the same content and rubric, are kept: a stopped run goes on.
+    Records that are there already, of the same content and rubric, are kept: a stopped run goes on. Nothing
+    is written before everything that was given is known to be right.
 
     Args:
         submissions: the folder.
@@ -86,30 +89,40 @@ def grade_class(
         stages: in place of the rubric's.
         scheduler: where; by default processes of this machine.
         gpu: whether to mark speed, where the work is done.
-        by_hand: CSV with student, answer, points.
+        by_hand: CSV with student, answer, points, in place of all that were given before; they are kept in
+            the bundle, and count until another file is given.
         again: ``submissions`` is the output folder of an earlier run, to repeat with its seed and rubric.
         limits: of each submission's child.
         on_start: told (submissions done before, all).
         on_done: told each record.
 
     Raises:
-        ValueError, FileNotFoundError: a wrong rubric or folder, or a stage that cannot be graded here.
+        ValueError, OSError: a wrong rubric, folder or table of points, marks in ``out`` that would be
+            replaced, or a stage that cannot be graded here.
+        EngineMissing: ``gpu``, and there is none where the work is done.
     """
     limits, scheduler = limits or Limits(), scheduler or LocalScheduler()
     store, source = Store(out), Store(submissions)
     if source.exists() and not again:
         raise ValueError(f"{submissions} is the output of an earlier run; to grade it again, say --again")
-    head = source.head() if again else {}
-    rubric, text = _rubric(assignment, stages, head)
+    if not again and submissions.resolve() in (out.resolve(), *out.resolve().parents):
+        raise ValueError(f"--out {out} lies in {submissions}: it would be taken for a submission there")
+    head = source.head() if again else store.head() if store.exists() else {}
+    rubric, text = _rubric(assignment, stages, head if again else {})
     found = source.submissions() if again else find_submissions(submissions, rubric.name)
-    seed = store.begin(rubric, text, toolchain(), head.get("seed"))
-    store.keep(found)
-    hand = _read_by_hand(by_hand)
-    pending = [s for s in found if s.student in hand or store.result(s, rubric, gpu) is None]
-    if pending:
+    hand = _read_by_hand(by_hand, found, rubric) if by_hand else head.get("by_hand", {})
+    seed = store.take_up(rubric, gpu, head.get("seed"))
+    tasks = [
+        Task(s, rubric, seed, gpu, limits, given)
+        for s in found
+        if store.result(s, rubric, gpu, given := hand.get(s.student, {})) is None
+    ]
+    if tasks:
         _check_stages(rubric, seed, limits)
-    on_start(len(found) - len(pending), len(found))
-    tasks = [Task(s, rubric, seed, gpu, limits, hand.get(s.student, {})) for s in pending]
+        if gpu and (missing := _missing_gpu_of(scheduler)):
+            raise EngineMissing(f"--gpu: {missing}")
+    store.begin(rubric, text, toolchain(), seed, found, gpu, hand)
+    on_start(len(found) - len(tasks), len(found))
     for record in run_all(scheduler, grade_submission, tasks, _failed):
         store.add_result(record)
         on_done(record)
@@ -119,16 +132,19 @@ def grade_class(
     differing = None
     if again and submissions.resolve() != out.resolve():
         differing = tuple(differing_marks(source.results(found), records))
-    return Summary(records, len(pending), failed, differing)
+    return Summary(records, len(tasks), failed, differing)
 
 
 def write_reports(
     out: Path, rubric: Rubric, records: Sequence[Mapping[str, Any]], gpu: bool, versions: Mapping[str, str]
 ) -> None:
-    """CSV and JSON of the class, a page per student, and the class report."""
+    """CSV and JSON of the class, a page per student and of nobody else, and the class report."""
     tables.write_tables(out, rubric, records, gpu)
-    for record in records:
-        feedback.write_page(out / "feedback" / f"{record['slug']}.html", rubric, record)
+    pages = {out / "feedback" / f"{record['slug']}.html": record for record in records}
+    for old in set((out / "feedback").glob("*.html")) - pages.keys():
+        old.unlink()
+    for path, record in pages.items():
+        feedback.write_page(path, rubric, record)
     class_report.write_report(out / "class.html", rubric, records, gpu, versions)
 
 
@@ -146,6 +162,20 @@ def _check_stages(rubric: Rubric, seed: str, limits: Limits) -> None:
     for stage in rubric.stages:
         if rubric.maximum(stage, gpu=False):
             hidden(stage, seed, Device(), sandbox(limits))
+
+
+def _missing_gpu_of(scheduler: LocalScheduler | DaskScheduler) -> str:
+    with scheduler.executor() as executor:
+        return executor.submit(missing_gpu).result()
+
+
+def missing_gpu() -> str:
+    """What this process lacks for a GPU, "" for nothing; run where submissions are graded."""
+    try:
+        GpuEngine()
+    except EngineMissing as error:
+        return str(error)
+    return ""
 
 
 def _failed(task: Task, error: BaseException) -> dict[str, Any]:
@@ -168,20 +198,38 @@ def _failed(task: Task, error: BaseException) -> dict[str, Any]:
     }
 
 
-def _read_by_hand(path: Path | None) -> dict[str, dict[str, float]]:
-    if path is None:
-        return {}
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = csv.DictReader(file)
-        missing = {"student", "answer", "points"} - set(rows.fieldnames or ())
-        if missing:
-            raise ValueError(f"{path}: no column {', '.join(sorted(missing))}")
-        points: dict[str, dict[str, float]] = {}
-        for row in rows:
-            try:
-                points.setdefault(row["student"], {})[row["answer"]] = float(row["points"])
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"{path}, line {rows.line_num}: points={row['points']!r} is no number"
-                ) from None
+def _read_by_hand(path: Path, found: Sequence[Submission], rubric: Rubric) -> dict[str, dict[str, float]]:
+    """Points by student and answer.
+
+    Raises:
+        ValueError: the line, and what in it is not of this class, this rubric or a number of its points.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 (byte {error.start})") from None
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    missing = {"student", "answer", "points"} - set(rows.fieldnames or ())
+    if missing:
+        raise ValueError(f"{path}: no column {', '.join(sorted(missing))}")
+    students = {submission.student for submission in found}
+    points: dict[str, dict[str, float]] = {}
+    for row in rows:
+        student, answer, given = row["student"], row["answer"], row["points"]
+        line = f"{path}, line {rows.line_num}"
+        if student not in students:
+            raise ValueError(f"{line}: student={student!r} has no submission")
+        if answer not in rubric.answers:
+            allowed = ", ".join(rubric.answers) or "none"
+            raise ValueError(f"{line}: answer={answer!r} is none of the rubric's: {allowed}")
+        most = rubric.answers[answer].points
+        try:
+            number = float(given)
+        except (TypeError, ValueError):
+            raise ValueError(f"{line}: points={given!r} is no number") from None
+        if not 0 <= number <= most:
+            raise ValueError(f"{line}: points={given!r} of answer {answer!r}: allowed is 0 to {most:g}")
+        if answer in points.setdefault(student, {}):
+            raise ValueError(f"{line}: student={student!r}, answer={answer!r} a second time")
+        points[student][answer] = number
     return points

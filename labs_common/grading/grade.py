@@ -19,7 +19,7 @@ from labs_common.grading.submissions import Submission
 from labs_common.plans import Device
 from labs_common.stages import find_stage
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def grade_submission(task: Task) -> dict[str, Any]:
         "digest": submission.digest,
         "rubric": rubric.digest,
         "gpu": task.gpu,
+        "by_hand": dict(task.by_hand),
         "notes": list(submission.notes),
         "flags": {"suspicious files": "; ".join(submission.suspicious[:5])} if submission.suspicious else {},
     }

@@ -203,9 +203,12 @@ class _Reader:
             raise self.error("assignment.name", name, "a folder name")
         integrity = {**self.default["integrity"], **self.table(self.given, "integrity", "")}
         self.only(integrity, ("zero",), "integrity.")
-        for flag in integrity["zero"] if isinstance(integrity["zero"], list) else [integrity["zero"]]:
+        allowed = f"a list out of {', '.join(FLAGS)}"
+        if not isinstance(integrity["zero"], list):
+            raise self.error("integrity.zero", integrity["zero"], allowed)
+        for flag in integrity["zero"]:
             if flag not in FLAGS:
-                raise self.error("integrity.zero", flag, f"a list out of {', '.join(FLAGS)}")
+                raise self.error("integrity.zero", flag, allowed)
         speed = {**self.default["speed"], **self.table(self.given, "speed", "")}
         self.only(speed, ("full", "none", "again_within"), "speed.")
         return Rubric(

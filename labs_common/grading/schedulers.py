@@ -27,7 +27,12 @@ class LocalScheduler:
 
         Args:
             workers: processes; by default one for each core that this process may use.
+
+        Raises:
+            ValueError: ``workers`` is below 1.
         """
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers={workers}: allowed is at least 1")
         self.workers = workers or len(os.sched_getaffinity(0))
 
     def executor(self) -> Executor:

@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,8 @@ def read_json(path: Path) -> Any:
 class Store:
     """The output folder of a grading run.
 
-    ``bundle/bundle.json`` has the seed, the rubric and the toolchain, ``bundle/submissions/`` what was handed
-    in as far as it is graded, ``results/`` the record of each submission.
+    ``bundle/bundle.json`` has the seed, the rubric, points given by hand and the toolchain,
+    ``bundle/submissions/`` what was handed in as far as it is graded, ``results/`` the record of each.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,19 +65,50 @@ class Store:
         """Whether there is a bundle."""
         return (read_json(self.bundle_file) or {}).get("format") == BUNDLE_FORMAT
 
-    def begin(
-        self, rubric: Rubric, rubric_text: str, toolchain: Mapping[str, str], seed: str | None = None
-    ) -> str:
-        """Write the bundle's head, or take up the one that is there.
+    def take_up(self, rubric: Rubric, gpu: bool, seed: str | None = None) -> str:
+        """The seed to grade by. Nothing is written.
 
         Args:
+            rubric: to grade by.
+            gpu: whether speed is marked.
             seed: of another run, to repeat it; by default the stored one, or a new secret.
 
-        Returns:
-            The seed.
+        Raises:
+            ValueError: the folder holds marks that the run would replace, by another rubric or seed, or with
+                speed.
         """
-        kept = read_json(self.bundle_file) or {}
-        seed = seed or kept.get("seed") or secrets.token_hex(16)
+        kept = self.head() if self.exists() else {}
+        if kept and any((self.folder / "results").glob("*.json")):
+            elsewhere = "give another --out"
+            if kept["rubric"] != rubric.digest:
+                raise ValueError(
+                    f"{self.folder} holds marks by another rubric (stages {', '.join(kept['stages'])}); "
+                    f"{elsewhere}. palab grade {self.folder} --again --out OTHER grades the same "
+                    "submissions with the same seed, with --assignment or --stage by the other rubric"
+                )
+            if seed not in (None, kept["seed"]):
+                raise ValueError(f"{self.folder} holds marks of a run with another seed; {elsewhere}")
+            if kept.get("gpu") and not gpu:
+                raise ValueError(f"{self.folder} holds marks for speed; say --gpu, or {elsewhere}")
+        return seed or kept.get("seed") or secrets.token_hex(16)
+
+    def begin(
+        self,
+        rubric: Rubric,
+        rubric_text: str,
+        toolchain: Mapping[str, str],
+        seed: str,
+        submissions: Sequence[Submission],
+        gpu: bool = False,
+        by_hand: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> None:
+        """Write the bundle: its head, and the submissions; of a student handed in anew the old one goes.
+
+        Args:
+            seed: of ``take_up``.
+            submissions: all of the run. Others that the folder holds stay there and are no part of it.
+            by_hand: points that a person gave, by student and answer.
+        """
         head = {
             "format": BUNDLE_FORMAT,
             "note": "The seed decides the hidden problems: keep this file from students.",
@@ -86,11 +117,21 @@ class Store:
             "rubric": rubric.digest,
             "rubric_text": rubric_text,
             "stages": list(rubric.stages),
+            "gpu": gpu,
             "toolchain": dict(toolchain),
+            "submissions": [submission.slug for submission in submissions],
+            "by_hand": {student: dict(points) for student, points in (by_hand or {}).items()},
         }
-        if head != kept:
+        if head != read_json(self.bundle_file):
             write_json(self.bundle_file, head, private=True)
-        return seed
+        for submission in submissions:
+            path = self._submission(submission.slug)
+            value = asdict(submission)
+            if read_json(path) != json.loads(json.dumps(value)):
+                write_json(path, value)
+
+    def _submission(self, slug: str) -> Path:
+        return self.folder / "bundle" / "submissions" / f"{slug}.json"
 
     def head(self) -> dict[str, Any]:
         """The bundle's head.
@@ -103,31 +144,36 @@ class Store:
             raise ValueError(f"{self.bundle_file} is no grading bundle")
         return head
 
-    def keep(self, submissions: Iterable[Submission]) -> None:
-        """Put submissions into the bundle; of a student handed in anew the old one goes."""
-        for submission in submissions:
-            path = self.folder / "bundle" / "submissions" / f"{submission.slug}.json"
-            value = asdict(submission)
-            if read_json(path) != json.loads(json.dumps(value)):
-                write_json(path, value)
-
     def submissions(self) -> list[Submission]:
-        """What the bundle holds, sorted by student."""
+        """Those of the last run, sorted by student."""
         found = []
-        for path in sorted((self.folder / "bundle" / "submissions").glob("*.json")):
-            value = read_json(path)
+        stored = (self.folder / "bundle" / "submissions").glob("*.json")
+        for slug in self.head().get("submissions") or sorted(path.stem for path in stored):
+            value = read_json(self._submission(slug))
+            if value is None:
+                raise ValueError(f"{self._submission(slug)} is missing or damaged")
             kernels = {stage: Kernel(**kernel) for stage, kernel in value["kernels"].items()}
             notes, suspicious = tuple(value["notes"]), tuple(value["suspicious"])
             found.append(Submission(value["student"], kernels, value["answers"], notes, suspicious))
         return sorted(found, key=lambda submission: submission.student)
 
-    def result(self, submission: Submission, rubric: Rubric, gpu: bool) -> dict[str, Any] | None:
-        """The stored record of a submission, if it is final and of the same content, rubric and engine."""
+    def result(
+        self,
+        submission: Submission,
+        rubric: Rubric,
+        gpu: bool,
+        by_hand: Mapping[str, float] | None = None,
+    ) -> dict[str, Any] | None:
+        """The stored record of a submission, if it is final and of the same content, rubric and engine.
+
+        Args:
+            by_hand: points that a person gave for its answers; of others the record is not final.
+        """
         record = read_json(self.folder / "results" / f"{submission.slug}.json")
         if not isinstance(record, dict) or "failed" in record:
             return None
-        wanted = (RECORD_VERSION, submission.digest, rubric.digest, gpu)
-        have = tuple(record.get(key) for key in ("version", "digest", "rubric", "gpu"))
+        wanted = (RECORD_VERSION, submission.digest, rubric.digest, gpu, dict(by_hand or {}))
+        have = tuple(record.get(key) for key in ("version", "digest", "rubric", "gpu", "by_hand"))
         return record if have == wanted else None
 
     def add_result(self, record: Mapping[str, Any]) -> None:
